@@ -230,9 +230,9 @@ asan: setup
 
 # The program has the sanitizer, because the cases start it, and so have the thread pool's own tests. A race ends either
 # with code 66, which no case accepts. The sample (CI): runs, batches and chats of every kind, once each.
-tsan_sample := batch: bytes do not depend on *,batch: every row as run gives it,batch: an answer comes before *,batch: Ctrl-C*
-tsan_sample := $(tsan_sample),chat: what is taken back *,chat: Ctrl-C*,chat: at a terminal,run: --samples*,run: stop strings*
-tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: what is saved*
+tsan_sample := batch: bytes do not depend on *,batch: every row gets *,batch: an answer comes before *,batch: Ctrl-C*
+tsan_sample := $(tsan_sample),chat: messages that were undone *,chat: Ctrl-C*,chat: at a terminal,run: --samples*,run: stop strings*
+tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: a full disk*
 tsan tsan-sample: $(BUILD)/tests
 	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel build-tsan/pool-tests
 	TSAN_OPTIONS=exitcode=66 build-tsan/pool-tests

@@ -13,14 +13,14 @@ namespace runnel::gguf {
 class CodebookSearch {
   public:
     // codes: the key of each entry; weights: per entry; bits: per level; levels are 0..top. The neighbors of
-    // a point that is no entry are all entries at the `rings` smallest distances that occur, sorted by
+    // a point that is not an entry are all entries at the `rings` smallest distances that occur, sorted by
     // distance, then by number. Distances are Euclidean, in levels.
     CodebookSearch(std::span<const uint16_t> codes, int weights, int bits, int top, int rings);
 
     // The number of the entry that is the point itself, or -1. Precondition here and below: no level above `top`.
     int entry(uint32_t key) const { return places_[key] >= 0 ? places_[key] : -1; }
 
-    // The neighbors of a point that is no entry; never empty.
+    // The neighbors of a point that is not an entry; never empty.
     std::span<const uint16_t> neighbors(uint32_t key) const {
         const uint16_t *list = lists_.data() + (-1 - places_[key]);
         return {list + 1, list[0]};

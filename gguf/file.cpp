@@ -64,7 +64,7 @@ std::vector<fs::path> part_paths(const fs::path &path, const Split &split) {
         throw FileError(shown(path) + ": is part " + std::to_string(split.number + 1) +
                         " of a model split into " + std::to_string(split.count) +
                         " files, but its name does not end in " + ending +
-                        ", so the others cannot be found; give it its own name again");
+                        ", so the others cannot be found; restore its original name");
     std::vector<fs::path> paths;
     for (int64_t i = 0; i < split.count; ++i)
         paths.push_back(path.parent_path() /
@@ -87,7 +87,7 @@ File File::from_bytes(std::span<const std::byte> bytes, const std::string &name)
     file.path_ = name;
     file.file_bytes_ = bytes.size();
     Part part = read_named(bytes, name);
-    if (read_split(part, name).count > 1) throw FileError(shown(name) + ": is one part of a split model");
+    if (read_split(part, name).count > 1) throw FileError(shown(name) + " is only one part of a split model");
     file.take(std::move(part), 0);
     file.index_tensors();
     return file;

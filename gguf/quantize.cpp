@@ -26,7 +26,8 @@ void convert(const float *in, std::byte *out, int64_t n, Convert to_bits) {
     }
 }
 
-// Formats of 32 weights: searched with importance; without it, the scale follows from the largest value.
+// Formats with blocks of 32 weights. With importance, the scale is searched; without, it follows from the
+// largest value.
 template <class Block>
 void standard_small(std::span<const float> row, std::span<const float> importance, std::byte *out) {
     float squares = 0;

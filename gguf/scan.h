@@ -1,9 +1,9 @@
 // Looks for damage in the data of a tensor: blocks whose values are not numbers, and pages never written.
 //
-// Quantized weights have no checksum and few invalid bit patterns, but their scales are floats: of
-// random bytes, every 32nd binary16 is NaN or infinite, and no quantizer writes one. (More than half
-// of all bytes are no valid NVFP4 scale.) A download that was truncated, or preallocated and never
-// filled, leaves pages of zeros.
+// Quantized weights have no checksum and few invalid bit patterns, but their scales are floats: of random
+// bytes, every 32nd binary16 is NaN or infinite, and no quantizer writes one. (More than half of all byte
+// values are not valid NVFP4 scales.) A download that was truncated, or preallocated and never filled, leaves
+// pages of zeros.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,11 @@
 // IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: groups of weights with a scale; each eight or four of them are an entry
 // of a codebook, with separate signs.
 //
-// A group's scale is searched: for each candidate, magnitudes are rounded to odd numbers (2 level + 1), points
-// that are no entry move to the neighbor with the smallest weighted error, and the least-squares scale of the
-// result is compared. Formats differ in a few numbers (the Format structs) and in how signs are stored: all eight
-// signs, or seven of them with even parity; for odd parity the least important sign is flipped.
+// A group's scale is searched: for each candidate, magnitudes are rounded to odd numbers (2 level + 1),
+// points that are not entries move to the neighbor with the smallest weighted error, and the least-squares
+// scale of the result is compared. Formats differ in a few numbers (the Format structs) and in how signs are
+// stored: all eight signs, or seven of them with even parity; for odd parity the least important sign is
+// flipped.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

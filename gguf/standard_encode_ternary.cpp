@@ -106,7 +106,8 @@ Split best_split(Values x, Values weights, const int (&places)[16]) {
             float xq[2][2], qq[2][2];  // [shifted down][half]
             for (int down = 0; down < 2; ++down)
                 for (int h = 0; h < 2; ++h) {
-                    // All values at the highest level, less what the lower levels lack; levels are one apart.
+                    // Start with all values at the highest level and subtract for the lower ones; levels are
+                    // one apart.
                     const float *q = points(down != 0);
                     const float first = q[0] * q[0] - q[1] * q[1], second = q[1] * q[1] - q[2] * q[2];
                     xq[down][h] = sum_x[h][kCount] * q[2] - (sum_x[h][low] + sum_x[h][high]);

@@ -27,8 +27,8 @@ namespace runnel::kernels {
 using Slot = int32_t;  // index into Program::slots
 inline constexpr Slot kNoSlot = -1;
 
-// A matrix (or a vector: rows == 1); see gguf/block.h for the layouts. Its bytes live in the mapped file, or
-// in Program::constants where a family computes them.
+// A matrix (or a vector: rows == 1); see gguf/block.h for the layouts. Its bytes are in the mapped file, or
+// in Program::constants if a family computes them.
 struct Weight {
     std::string name;  // of the tensor; used in messages and profiles
     gguf::Type type;

@@ -26,7 +26,7 @@ _TALES = re.compile(r"aesop|alcott|andersen|baum|grimm|jacobs|lang-|linderman|li
 # Words in capitals with which some books begin a story.
 _CAPITALS = re.compile(r"^[A-Z]['A-Z]*[A-Z](?: [A-Z'-]+)*(?=,? [a-z])|^[AI] [A-Z][A-Z-]+(?: [A-Z'-]+)*(?=,? [a-z])", re.MULTILINE)
 
-# Words that begin a paragraph as a tale is begun, rather than go on with one.
+# Words that begin a paragraph like the beginning of a tale, not like its continuation.
 _OPENING = re.compile(
     r"(Once|There (was|were|lived|once|is)|One (day|night|morning|evening|summer|winter)|Long ago|In (the|a|an|old|olden|ancient)\b"
     r"|Many (years|hundred)|A |An |Far |At (the|a) |Two |Three |Some )"
@@ -34,7 +34,7 @@ _OPENING = re.compile(
 _NOUN_PHRASE = re.compile(r"\b(?i:a|an|the|his|her) ([A-Za-z]{3,12})\b(?!-)(.{0,12})")
 # What may follow a noun: the end of a phrase, or a word that starts another.
 _AFTER_NOUN = re.compile(r"[,.;:!?']| (and|was|had|of|said|who|that|in|to|is|with|came|went|on|at|could|would|named|called|which|saw)\b")
-# Nouns that name nobody and nothing to tell a story about.
+# Nouns that do not name a subject for a story.
 _DULL = set(
     "time day way same other one place thing things moment end rest first last next whole side middle very little great morning evening "
     "night part face head hand hands eyes feet heart days years year hour hours least most more better best sight sound voice word words "

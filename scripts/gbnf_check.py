@@ -1,5 +1,6 @@
-# A recognizer of GBNF, llama.cpp's notation for grammars, written from its documentation and apart from
-# engine/grammar: Gbnf(text).matches(text). Slow; for texts of some hundred characters. Without tokens (<...>).
+# A recognizer of GBNF, llama.cpp's notation for grammars, written from its documentation and independent of
+# engine/grammar: Gbnf(text).matches(text). Slow; for texts of a few hundred characters. Without tokens
+# (<...>).
 import sys
 
 

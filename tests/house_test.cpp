@@ -1,4 +1,4 @@
-// The rules of the house, so that a plain `make test` finds a wrong include.
+// The rules of the code base, as tests, so that a plain `make test` finds a wrong include.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ TEST_CASE("house: JSON is parsed in one place") {
     CHECK(files > 100);
 }
 
-TEST_CASE("house: the include check lets every room use those below it, and none above") {
+TEST_CASE("house: the include check lets every folder use those below it, and none above") {
     const runnel::testing::TemporaryDirectory root;
     namespace fs = std::filesystem;
     fs::create_directory(root / "scripts");

@@ -109,7 +109,7 @@ int32_t BlockTable::blocks_to_hold(int32_t length, int32_t batch) const {
     const int32_t needed = blocks_needed(length - length_);
     if (reach_.window == 0) return needed;
     const auto held = table_.size() - static_cast<size_t>(std::count(table_.begin(), table_.end(), kNoBlock));
-    // Neither end of the window has to be a block boundary, and one block may have to be copied.
+    // Both ends of the window may lie inside a block, and one block may have to be copied.
     const int64_t most =
         sink_blocks() + int64_t{reach_.window} / kBlockTokens + (int64_t{slack_} + batch) / kBlockTokens + 4;
     return std::min(needed, static_cast<int32_t>(std::max<int64_t>(0, most - static_cast<int64_t>(held))));

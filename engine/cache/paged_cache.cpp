@@ -169,7 +169,8 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
         sequence.groups_[g].drop_unseen();
         const auto enough = [&] { return make_free(g, sequence.groups_[g].blocks_needed(count)); };
         if (enough()) continue;
-        // If the pool has no block to copy a kept last block to, the index gives that block up.
+        // Without a free block for a copy, the index gives up the kept last block, so that the sequence can
+        // write to it.
         const std::span<const BlockId> table = sequence.groups_[g].table();
         if (table.empty() || table.back() == kNoBlock || !indices_[g].give_up(table.back()) || !enough())
             return false;
@@ -189,7 +190,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
 
 namespace {
 
-// Whether all blocks are held that a token after the last one attends to.
+// Whether all blocks that the next token attends to are held.
 bool holds_what_is_seen(const std::vector<bool> &held, const BlockTable &sequence, Reach reach) {
     const auto blocks = static_cast<int32_t>(held.size());
     const int32_t first = sequence.first_block_seen(blocks * kBlockTokens);

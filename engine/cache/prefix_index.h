@@ -30,7 +30,7 @@ class PrefixIndex {
   public:
     explicit PrefixIndex(BlockPool &pool) : pool_(&pool) {}
 
-    // The block with this key, or kNoBlock. The caller uses it with BlockPool::retain() and touch().
+    // The block with this key, or kNoBlock. To use the block, call BlockPool::retain() and touch().
     BlockId find(BlockKey key, std::span<const int32_t> tokens) const;
     // Keeps the block. Does nothing if the key exists. Precondition: it is held and not kept.
     void insert(BlockKey key, std::span<const int32_t> tokens, BlockId block);

@@ -7,7 +7,7 @@
 
 namespace runnel::commands {
 
-// As std::snprintf, at most 319 bytes.
+// As std::snprintf; the result is cut after 319 bytes.
 template <class... Values>
 std::string format(const char *how, Values... values) {
     char text[320];
@@ -15,7 +15,7 @@ std::string format(const char *how, Values... values) {
     return text;
 }
 
-// "4.12 GiB", "12.0 MiB", "3.2 KiB". `decimals`: of GiB.
+// "4.12 GiB", "12.0 MiB", "3.2 KiB". `decimals` applies to GiB.
 std::string size_text(uint64_t bytes, int decimals = 2);
 
 // "1:20", "1:02:03"; rounded up to whole seconds.

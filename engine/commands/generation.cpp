@@ -59,7 +59,7 @@ gguf::OutputOptions stats_output(const Io &io) {
     return {.overwrite = io.overwrite, .own = R"({"program":"runnel",)"};
 }
 
-// Where a path leads, also if nothing is there yet.
+// The canonical path, even if no file is there yet.
 fs::path destination(fs::path path) {
     constexpr int kMostLinks = 40;
     std::error_code error;
@@ -69,7 +69,7 @@ fs::path destination(fs::path path) {
     return error ? path : whole;
 }
 
-// Devices and pipes take any number of outputs.
+// Several outputs may share a device or a pipe.
 bool is_same_file(const fs::path &a, const fs::path &b) {
     std::error_code error;
     const fs::path first = destination(a), second = destination(b);

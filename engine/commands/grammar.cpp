@@ -92,9 +92,10 @@ void show(grammar::Machine &machine, const std::string &prefix, Io &io) {
 int check_or_show(const GrammarOptions &options, Io &io) {
     const std::optional<grammar::Source> source = constraint_of(options.constraint, io);
     if (!source)
-        throw UsageError("what grammar? --grammar, --json-schema, --regex, --choice or --format json");
+        throw UsageError(
+            "no grammar given: use --grammar, --json-schema, --regex, --choice or --format json");
     if (options.check == options.show.has_value())
-        throw UsageError("--check reads texts from standard input, --show TEXT prints what may follow it");
+        throw UsageError("give either --check (reads texts from standard input) or --show TEXT");
     std::vector<std::string> notes;
     try {
         grammar::Machine machine(grammar::compile(*source, nullptr, &notes));
@@ -114,16 +115,16 @@ int check_or_show(const GrammarOptions &options, Io &io) {
 }  // namespace
 
 Command grammar_command() {
-    Command command{
-        .name = "grammar",
-        .usage = "",
-        .summary = "check texts against a grammar or schema, show what it allows",
-        .description =
-            "Texts against a grammar, JSON schema, regular expression or choices, and what may come next.",
-        .examples = {"grammar --json-schema schema.json --check < texts.jsonl",
-                     "grammar --grammar 'root ::= \"yes\" | \"no\"' --show y",
-                     "grammar --regex '[0-9]{4}' --show 19"},
-        .model = Command::Model::None};
+    Command command{.name = "grammar",
+                    .usage = "",
+                    .summary = "check texts against a grammar or schema, show what it allows",
+                    .description =
+                        "Checks texts against a grammar, JSON schema, regular expression or choices, and "
+                        "shows what may follow.",
+                    .examples = {"grammar --json-schema schema.json --check < texts.jsonl",
+                                 "grammar --grammar 'root ::= \"yes\" | \"no\"' --show y",
+                                 "grammar --regex '[0-9]{4}' --show 19"},
+                    .model = Command::Model::None};
     auto o = std::make_shared<GrammarOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);

@@ -17,8 +17,8 @@ namespace runnel::commands {
 namespace {
 
 constexpr uint64_t kShortArray = 16;           // elements; shorter arrays are shown whole,
-constexpr uint64_t kFirstElements = 8;         // of longer ones only the first
-constexpr size_t kLongText = size_t{1} << 20;  // bytes; of longer text only the beginning is shown:
+constexpr uint64_t kFirstElements = 8;         // longer arrays show only this many
+constexpr size_t kLongText = size_t{1} << 20;  // longer text is cut after this many bytes:
 constexpr size_t kFirstText = 1024;
 constexpr int kMostValues = 4096;  // in nested arrays
 
@@ -69,7 +69,7 @@ Json scalar(const gguf::Value &value, bool whole) {
         return value.as_float().value_or(0);
     if (const auto i = value.as_int()) return *i;
     if (const auto f = value.as_float()) return *f;
-    return nullptr;  // an integer beyond int64
+    return nullptr;  // an integer outside int64
 }
 
 // Long arrays (vocabularies) and texts are shortened to their length and beginning unless `arrays`. Reads no more
@@ -175,7 +175,7 @@ std::string line(std::string_view name, const std::string &value) {
 // "20 of 33 layers on the GPU with a context of 4096: 7.2 GiB of 7.5 GiB free"
 std::string gpu_text(const decode::GpuPlan &plan) {
     const std::string free = size_text(plan.gpu.memory_free) + " free";
-    if (!plan.part) return "no layer on the GPU, which has " + free;
+    if (!plan.part) return "no layer fits on the GPU, which has " + free;
     const std::string &missing = plan.part->missing;
     return plan.placement + " with a context of " + std::to_string(plan.part->context.context) + ": " +
            size_text(plan.part->gpu.all()) + " of " + free + (missing.empty() ? "" : " (" + missing + ")");

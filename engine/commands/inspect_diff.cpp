@@ -46,7 +46,7 @@ bool has_same_bytes(const gguf::Tensor &a, const gguf::Tensor &b) {
            std::equal(a.data, a.data + a.bytes, b.data);
 }
 
-// sum (a - b)^2 / sum a^2, row by row; nullopt where shapes differ or a type cannot be read.
+// sum (a - b)^2 / sum a^2, computed row by row; nullopt if the shapes differ or a type cannot be read.
 std::optional<double> relative_error(const gguf::Tensor &a, const gguf::Tensor &b) {
     if (!std::equal(a.shape, a.shape + 4, b.shape) || !gguf::traits(a.type).supported ||
         !gguf::traits(b.type).supported || a.elements() == 0)

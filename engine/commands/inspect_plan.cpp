@@ -33,7 +33,7 @@ std::string upper(std::string_view name) {
     return text;
 }
 
-// One format of the weights.
+// A row of the table: one weight format.
 struct Row {
     std::string format;
     double bits, weights;  // bits per weight; bytes
@@ -44,7 +44,7 @@ struct Planned {
     Program program;
     int64_t context;
     int32_t sequences, batch;
-    std::vector<Row> rows;  // the file as it is comes first
+    std::vector<Row> rows;  // the file's own formats come first
 
     double cache(CacheTypes types) const {
         const int64_t cells = std::min(context * sequences, decode::kMostContext);
@@ -86,10 +86,10 @@ Planned planned(const InspectOptions &file, const PlanOptions &options, std::opt
     return plan;
 }
 
-// Multi-head, grouped-query and multi-query attention with the layers as they are.
+// The cache size if the layers used multi-head, grouped-query or multi-query attention.
 struct Heads {
     std::string name;
-    double cell_bytes;  // K and V of a token in all layers, windows aside
+    double cell_bytes;  // K and V of a token in all layers, ignoring windows
 };
 std::vector<Heads> heads_of(const Program &program, CacheTypes types) {
     int32_t heads = 0, kv_heads = 0;
@@ -117,7 +117,7 @@ Unit unit_of(const Planned &plan) {
     return plan.rows.front().weights < 1e9 ? Unit{"MB", 1e6} : Unit{"GB", 1e9};
 }
 
-// The first format of which a short sequence fits.
+// The first format that leaves memory for a short sequence.
 const Row &shown_row(const Planned &plan, int64_t memory) {
     for (const Row &row : plan.rows)
         if (memory > 0 &&
@@ -194,7 +194,7 @@ Plot plot_of(const Planned &plan, int64_t memory) {
         plot.series.push_back(std::move(series));
     }
     if (memory > 0) {
-        plot.title = format("Sequences that fit in %s beside %.1f %s of weights (%s)",
+        plot.title = format("Sequences that fit in %s with %.1f %s of weights (%s)",
                             size_text(static_cast<uint64_t>(memory), 1).c_str(), row.weights / unit.bytes,
                             unit.name, row.format.c_str());
         plot.y = {"sequences", true};
@@ -256,7 +256,7 @@ Json json_of(const Planned &plan, CacheTypes types, int64_t memory) {
 
 int inspect_plan(const InspectOptions &file, const PlanOptions &options, Io &io) {
     check_plot_file(options.plot, io);
-    std::optional<gguf::File> opened;  // the program's names and constants may point into it
+    std::optional<gguf::File> opened;  // keeps alive what the program's names and constants point into
     const Planned plan = planned(file, options, opened);
     const Plot picture = plot_of(plan, options.memory);
     write_plot_file(options.plot, picture, io);

@@ -1,4 +1,5 @@
-// `inspect --plan`: the memory of a model, or of a bare shape, by formats, cache types and sequences.
+// `inspect --plan`: the memory of a model, or of a bare shape, for several weight formats, cache types and
+// sequence counts.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,12 @@ namespace runnel::commands {
 struct PlanOptions {
     bool plan = false;
     std::string shape;   // measure::parse_shape, in place of a file; empty: the file
-    int64_t memory = 0;  // bytes; 0: the table has no column of sequences that fit
+    int64_t memory = 0;  // bytes; 0: the table does not show how many sequences fit
     std::string plot;    // an SVG file; empty: none
 };
 
-// `file`: of the model, context, sequences and cache types; its context 0 is the model's own, or 4096 for a shape.
-// Throws UsageError, what inspect() does, and gguf::WriteError.
+// `file`: the options for the model, context, sequences and cache types. A context of 0 is the model's own,
+// or 4096 for a shape. Throws UsageError, gguf::WriteError, and what inspect() throws.
 int inspect_plan(const InspectOptions &file, const PlanOptions &options, Io &io);
 
 }  // namespace runnel::commands

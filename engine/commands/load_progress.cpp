@@ -39,7 +39,7 @@ class LoadBar {
     void clear() {
         if (drawn_) io_.progress("\r\x1b[K");
         drawn_ = false;
-        start_ = {};  // the next program has its own time
+        start_ = {};  // measures the time of the next program anew
     }
 
     Io &io_;

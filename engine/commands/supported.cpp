@@ -11,8 +11,8 @@
 namespace runnel::commands {
 namespace {
 
-// The peers that families were compared with: models of random F32 weights, the same file run by both
-// programs; the distance between the two distributions.
+// A comparison of a family with another program: both ran the same file, a model with random F32 weights, and
+// their distributions were compared.
 struct Verification {
     std::string_view family;  // an architecture, or one of its variants: "phi3, LongRoPE long"
     std::string_view peer;

@@ -45,13 +45,13 @@ class Answer {
 
     // True when max_tokens tokens were taken.
     bool complete() const { return remaining() == 0; }
-    // How many more tokens may come.
+    // How many more tokens max_tokens allows.
     int64_t remaining() const;
     // Takes the next token. Returns the text that is certain now: possibly empty, in whole UTF-8 characters,
     // with U+FFFD for invalid bytes. Precondition: !over().
     std::string take(TokenId id);
-    // Ends it; the text that was kept back, and `ending`, whose first bytes may complete the last character.
-    // Precondition: !over().
+    // Ends the answer. Returns the text that was held back, followed by `ending`, whose first bytes may
+    // complete the last character. Precondition: !over().
     std::string end(FinishReason reason, std::string_view ending = {});
 
     bool over() const { return over_; }

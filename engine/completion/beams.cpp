@@ -40,7 +40,7 @@ int64_t BeamSearch::computed() const {
     return computed;
 }
 
-// The text that ends an answer, with the shortest valid ending if that is asked for.
+// The text that ends an answer, with the shortest valid ending if requested.
 std::string BeamSearch::end_text(Answer &answer, FinishReason reason, const Beam &parent,
                                  bool &closed) const {
     std::string ending;
@@ -60,7 +60,7 @@ Hypothesis BeamSearch::hypothesis(std::string text, const Answer &answer, const 
     return found;
 }
 
-// The 2 * beams best tokens after a beam: no more of them can be among the best of all.
+// The 2 * beams best tokens after a beam; further ones cannot be among the best of all beams.
 void BeamSearch::look_ahead(Beam &beam) {
     const std::span<const float> logits = beam.session.logits();
     logits_.assign(logits.begin(), logits.end());

@@ -27,7 +27,7 @@ std::vector<SpelledToken> spell(std::span<const decode::TokenLogProbabilities> t
 // For a chat: {"content": [{"token", "logprob", "bytes", "id", "top_logprobs": [{"token", ..}, ..]}, ..]}.
 text::Json chat_logprobs(std::span<const SpelledToken> tokens);
 // For a completion: {"tokens", "token_logprobs", "top_logprobs": [{text: logprob}], "text_offset"}; offsets
-// in characters. Of tokens with equal text, the sampled one or else the most probable one is listed.
+// in characters. If several tokens have the same text, lists the sampled one, or else the most probable one.
 text::Json completion_logprobs(std::span<const SpelledToken> tokens);
 // [null, {"ID": {"logprob", "rank", "decoded_token"}, ..}, ..]: an entry for each token of the prompt.
 text::Json prompt_logprobs(std::span<const SpelledToken> tokens);

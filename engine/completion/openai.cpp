@@ -79,12 +79,12 @@ std::optional<int64_t> integer_of(const Json &object, const char *key, int64_t l
     return value->get<int64_t>();
 }
 
-// Any integer of 64 bits, signed or unsigned.
+// Any 64-bit integer, signed or unsigned.
 std::optional<uint64_t> seed_of(const Json &object) {
     const Json *value = find_value(object, "seed");
     if (!value) return std::nullopt;
     if (value->is_number_unsigned()) return value->get<uint64_t>();
-    if (!value->is_number_integer()) fail("seed", "a whole number of 64 bits");
+    if (!value->is_number_integer()) fail("seed", "a 64-bit integer");
     return static_cast<uint64_t>(value->get<int64_t>());
 }
 

@@ -62,11 +62,12 @@ struct Body {
     std::optional<std::string> tool_name;    // in place of tool_choice: as ToolUse::choose_tool() takes it
     std::optional<bool> parallel_calls;
 
-    // The tools of the body, or those of `defaults` (may be null), under the body's choice; null if there are
+    // The tools of the body, or those of `defaults` (may be null), with the body's tool choice; null if there are
     // none. With `no_tools`, an empty list. Throws BodyError.
     std::shared_ptr<const text::ToolUse> tool_use(std::shared_ptr<const text::ToolUse> defaults) const;
 
-    // Overrides the request's settings with these and adds the stop strings and the bans. The input stays as it is.
+    // Overrides the request's settings with these and adds the stop strings and the bans. Does not change the
+    // input.
     void apply(Request &request) const;
 };
 

@@ -33,8 +33,8 @@ class Preparer {
 
     // Throws DecodeError{BadInput} and what the tokenizer and the template throw.
     Prepared prepare(const Request &request) const;
-    // Of the answer's text or of its tool calls, and of banned texts; nullopt: none. Throws DecodeError{BadInput} and
-    // grammar::GrammarError.
+    // The constraint on the answer's text or its tool calls, and on banned texts; nullopt if there is none.
+    // Throws DecodeError{BadInput} and grammar::GrammarError.
     std::optional<decode::Constraint> constraint(const Request &request, const Prepared &prepared);
     // Limits the reasoning in the sampler if the request does. `dropped`: tokens that a continued sequence
     // dropped before the prompt.

@@ -54,8 +54,8 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
     } else if (const auto *raw = std::get_if<RawText>(&request.input)) {
         if (raw->suffix && !infill_)
             throw DecodeError(DecodeError::Kind::BadInput,
-                              "the model has no tokens for infill (fill-in-the-middle), so there is no place "
-                              "for a suffix");
+                              "the model has no tokens for infill (fill-in-the-middle), so a suffix "
+                              "cannot be used");
         const base::TraceSpan tokenizing("tokenize");
         prompt.tokens = raw->suffix ? infill_->prompt(*tokenizer_, raw->text, *raw->suffix)
                                     : tokenizer_->encode(raw->text);

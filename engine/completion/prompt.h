@@ -71,7 +71,7 @@ class PromptFormat {
     text::Thinking thinking() const { return chat_.thinking(); }
     // `with_calls`: the marks of tool calls have text as well.
     Vocabulary vocabulary(bool with_calls = false) const;
-    // The marks around reasoning where it is printed with the answer.
+    // The marks that surround reasoning when it is printed with the answer.
     std::string opening_mark() const;
     std::string closing_mark() const;
 

@@ -251,7 +251,8 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
     return going;
 }
 
-// Appends the last token of each answer that goes on, with drafts. The last token of an answer costs no pass.
+// Appends the last token of each answer that continues, with drafts. The last token of an answer costs no
+// pass.
 void CompletionQueue::append_next(const decode::StopRequest *stop) {
     if (going_on_.empty()) return;
     const base::TraceSpan span("draft");
@@ -272,7 +273,8 @@ void CompletionQueue::split(Answers::iterator answer) {
     for (int32_t i = 1; i < samples; ++i) advance(insert(answer->sample(i)), answer->sequence);
 }
 
-// Takes the next tokens from the rows of `computed`, which has the same tokens. The answer goes on or ends.
+// Takes the answer's next tokens from the logits of `computed`, a sequence with the same text. The answer then
+// continues or ends.
 void CompletionQueue::advance(Answers::iterator answer, const ScheduledSequence &computed) {
     if (!answer->failed() && !answer->text.complete()) {
         const bool started = answer->started;

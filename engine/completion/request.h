@@ -21,7 +21,7 @@ using RequestId = uint64_t;
 using SequenceHandle = uint64_t;
 inline constexpr SequenceHandle kNoSequence = 0;
 
-// Text to complete, without a chat template. With a suffix, the answer is what stands between the two.
+// Text to complete, without a chat template. With a suffix, the answer is the text between the two.
 struct RawText {
     std::string text;
     std::optional<std::string> suffix = {};

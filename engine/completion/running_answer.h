@@ -55,7 +55,8 @@ struct RunningAnswer {
     // Takes the next tokens from the rows of `computed`, which has the same tokens. Returns how many it took. May fail
     // the answer.
     int64_t take(const decode::ScheduledSequence &computed, const BusyTime &busy, std::vector<Event> &events);
-    // True if the answer goes on; shifts a full context if the request allows it. Ends the answer otherwise.
+    // True if the answer continues; shifts a full context if the request allows it. Ends the answer
+    // otherwise.
     bool go_on(std::vector<Event> &events);
     void end(FinishReason reason, std::vector<Event> &events);
     // Completes `done`, except Done::kept.

@@ -39,7 +39,8 @@ Bans::Bans(std::vector<std::string> texts, std::shared_ptr<const TokenTexts> tok
             at = next_[at][byte];
         }
     }
-    // Where no text goes on, the longest suffix that begins one does; breadth first, so that it is complete.
+    // Fill in failure transitions: where no text continues, continue from the longest suffix that begins a
+    // text. Breadth-first, because a state needs the transitions of shorter suffixes.
     std::vector<State> suffix(next_.size(), kStart), order{kStart};
     for (size_t i = 0; i < order.size(); ++i) {
         const State at = order[i];
@@ -63,7 +64,7 @@ Bans::State Bans::advance(State state, std::string_view bytes) const {
 }
 
 const grammar::Bits &Bans::forbidden(State state) {
-    constexpr size_t kMostKept = 64;  // of 32 KB each with 262,144 tokens
+    constexpr size_t kMostKept = 64;  // each 32 KB for 262,144 tokens
     if (forbidden_.size() > kMostKept) forbidden_.clear();
     const auto [found, added] = forbidden_.try_emplace(state);
     if (added) {

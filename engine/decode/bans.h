@@ -1,6 +1,8 @@
-// Texts that must not come: the tokens that would complete one of them, also when it is split over tokens.
+// Banned texts: finds the tokens that would complete one of them, even if the text is split over several
+// tokens.
 //
-// A state says how much of which text the answer ends with (Aho-Corasick); it is a number, as that of a grammar.
+// A state is the longest suffix of the answer that begins a banned text (Aho-Corasick). Like a grammar's
+// state, it is a number.
 #pragma once
 
 #include <array>
@@ -43,12 +45,12 @@ class Bans {
     // Throws DecodeError{BadInput} for an empty text and for more than kMostBytes.
     Bans(std::vector<std::string> texts, std::shared_ptr<const TokenTexts> tokens);
 
-    // Behind these bytes; kMatched when a text has come.
+    // The state after `bytes`; kMatched if they complete a banned text.
     State advance(State state, std::string_view bytes) const;
     State advance(State state, TokenId token) const {
         return token >= 0 && token < tokens_->rows() ? advance(state, (*tokens_)[token]) : state;
     }
-    // The tokens that lead to kMatched. Valid until the next call.
+    // The tokens that would lead to kMatched. Valid until the next call.
     const grammar::Bits &forbidden(State state);
 
     const std::vector<std::string> &texts() const { return texts_; }

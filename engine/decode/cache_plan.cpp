@@ -188,10 +188,11 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::Device 
     if (given)
         fail("a context of " + needs + base::mebibytes(static_cast<size_t>(request.cache_size)) +
              " are given: choose a smaller one with -c, or more with --cache-size");
-    fail("a context of " + needs + "only " + base::mebibytes(free) + " of memory are free" +
-         (request.asked > 0 ? ": choose a smaller one with -c"
-                            : " beside " + base::mebibytes(device.need(program, {}, request.batch).weights) +
-                                  " of weights"));
+    fail("a context of " + needs + "only " + base::mebibytes(free) + " of memory is free" +
+         (request.asked > 0
+              ? ": choose a smaller one with -c"
+              : " in addition to " + base::mebibytes(device.need(program, {}, request.batch).weights) +
+                    " of weights"));
 }
 
 }  // namespace runnel::decode

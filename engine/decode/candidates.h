@@ -18,7 +18,7 @@ struct TokenProb {
 struct Distribution {
     std::vector<TokenProb> candidates;
 
-    double probability_of(text::TokenId id) const;  // 0 for tokens that are no candidates
+    double probability_of(text::TokenId id) const;  // 0 for tokens that are not candidates
     // The token at `uniform` in [0, 1) of the cumulative distribution.
     text::TokenId pick(double uniform) const;
 };

@@ -52,7 +52,7 @@ Constraint::State Constraint::state_of(std::span<const TokenId> history) {
     states_.resize(known + 1);
     for (size_t i = known; i < length; ++i) {
         states_.push_back(guarded([&] { return advance(states_.back(), at(i)); }));
-        // A token that came all the same (the forced end of reasoning) does not forbid what follows.
+        // A banned text that was forced (at the end of reasoning) does not forbid what follows.
         if (states_.back().ban == Bans::kMatched) states_.back().ban = Bans::kStart;
         tokens_.push_back(at(i));
     }
@@ -83,7 +83,8 @@ Constraint::State Constraint::advance_grammar(State state, TokenId token) {
     return state;
 }
 
-// All tokens except ends and those that go on after FreeText::close with text that the grammar refuses.
+// All tokens except end tokens, and tokens that continue after FreeText::close with text that the grammar
+// refuses.
 const grammar::Bits &Constraint::free_mask(State state) {
     const grammar::TokenIndex &index = masks_->index();
     if (anything_.empty()) {

@@ -51,7 +51,7 @@ class Constraint {
     bool allows(std::span<const TokenId> history, TokenId token);
     // How many of the guesses, taken in order, are allowed.
     size_t allowed(std::span<const TokenId> history, std::span<const TokenId> guesses);
-    // The bytes that the grammar forces next, at most `most`; empty where there is a choice.
+    // The bytes that the grammar forces next, at most `most`; empty if there is a choice.
     std::string forced(std::span<const TokenId> history, size_t most);
     // Whether an answer of these tokens satisfies the grammar; true without one.
     bool complete(std::span<const TokenId> answer) const;

@@ -24,8 +24,8 @@ class Reversed {
     std::span<const TokenId> tokens_;
 };
 
-// The longest tail with which the token `i` places before the newest spells a breaker; nullopt when the token
-// begins no breaker there.
+// If the token `i` places before the newest begins a breaker there, the length of its longest matching tail;
+// otherwise nullopt.
 std::optional<size_t> longest_tail(const DryBreakers &breakers, const Reversed &tokens, size_t i) {
     const auto found = breakers.find(tokens[i]);
     if (found == breakers.end()) return std::nullopt;

@@ -2,8 +2,8 @@
 //
 // Let w be the last `last_n` tokens of the history. For a token x, L is the length of the longest suffix of w
 // that also occurs earlier in w, followed by x. A suffix stops at the newest breaker in w. If L >= the
-// allowed length and x alone is no breaker, x's logit is lowered by multiplier * base^(L - allowed length);
-// the exponent is at most 88.72 / ln base.
+// allowed length and x is not itself a breaker, x's logit is lowered by multiplier * base^(L - allowed
+// length); the exponent is at most 88.72 / ln base.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ namespace runnel::decode {
 // empty tail; a token that ends with the beginning of a breaker has a tail of tokens for the rest of it.
 using DryBreakers = std::unordered_map<text::TokenId, std::vector<std::vector<text::TokenId>>>;
 
-// Takes about 0.1 s with a vocabulary of 262,144 tokens. Of a breaker, the first 40 bytes count.
+// Takes about 0.1 s with a vocabulary of 262,144 tokens. Only the first 40 bytes of a breaker count.
 DryBreakers make_dry_breakers(const text::Tokenizer &tokenizer, std::span<const std::string> breakers);
 
 // What to subtract from the logits of penalized tokens, in time linear in the window. `breakers` may be null.

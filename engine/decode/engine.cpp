@@ -219,7 +219,7 @@ std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &progra
         } catch (const kernels::BackendError &error) {
             if (error.kind != kernels::BackendError::Kind::OutOfMemory) throw;
         }
-    if (on_gpus) notes.push_back("the GPU has no room beside the model: drafts are made on the CPU");
+    if (on_gpus) notes.push_back("the GPU has no memory left for drafting: the CPU drafts");
     return std::make_unique<Executor>(cpu_->backend(), program, options);
 }
 

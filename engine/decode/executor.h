@@ -88,7 +88,7 @@ class Executor {
     // changes, when the pool has too few. Throws DecodeError{BadInput} for a token id that is not in the
     // vocabulary. The cache must stay where it is, and keep its length, until run() or discard().
     // Preconditions: the tokens of all inputs that are not shared are together at most batch_size(), no
-    // sequence grows beyond context() or comes twice, shared tokens stand in the same cells in both
+    // sequence grows beyond context() or occurs twice, shared tokens are in the same cells in both
     // sequences.
     [[nodiscard]] bool add(const StepInput &input);
     int32_t step_tokens() const { return static_cast<int32_t>(tokens_.size()); }  // of the step being built
@@ -106,7 +106,7 @@ class Executor {
     // Drops the step being built; the caches are as they were before it.
     void discard();
 
-    // Builds and runs a step of these inputs. Throws what add() and run() do, and DecodeError{OutOfMemory}
+    // Builds and runs a step of these inputs. Throws what add() and run() throw, and DecodeError{OutOfMemory}
     // when the pool has no blocks left; the caches are then as they were.
     bool step(std::span<const StepInput> inputs, std::vector<float> &logits,
               const std::atomic<bool> *cancel = nullptr);

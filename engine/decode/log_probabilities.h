@@ -1,4 +1,4 @@
-// Log-probabilities of tokens in the model's own distribution: log softmax of its logits as they are, before
+// Log-probabilities of tokens in the model's own distribution: log softmax of the unchanged logits, before
 // biases, penalties, masks, filters and temperature. Sums in double.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace runnel::decode {
 struct TokenLogProbability {
     text::TokenId id;
     double log_probability;
-    int32_t rank;  // 1: no other token is more probable; of equals, the lower id comes first
+    int32_t rank;  // 1: no other token is more probable; among equals, the lower id ranks first
 };
 
 struct TokenLogProbabilities {

@@ -1,7 +1,7 @@
 // Rows of logits that an executor's step computed for a sequence: whole rows, or only the largest logits of
 // each row if these are enough for the sequence and the device can select them.
 //
-// LogitRow and LogitRows are views of the step's output and valid as long as it is. whole_or_read() must be
+// LogitRow and LogitRows are views of the step's output and valid as long as that output. whole_or_read() must be
 // called before the executor runs another step.
 #pragma once
 

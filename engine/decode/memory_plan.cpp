@@ -31,7 +31,7 @@ std::optional<GpuPlan> gpu_plan(const model::Model &model, const MemoryRequest &
     }
 }
 
-// Of layers without a window.
+// Cache bytes of the layers without a window.
 size_t growth(const kernels::Program &program, int64_t cells, CacheTypes types) {
     const std::vector<cache::GroupLayout> layouts = group_layouts(program, {.cells = cells});
     size_t bytes = 0;

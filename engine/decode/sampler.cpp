@@ -133,7 +133,7 @@ void Sampler::penalize_repetition(std::span<const TokenId> history) {
 }
 
 // The k largest in one pass: only logits above the k-th largest so far are added. Among equals the lower id
-// wins, which is the one that came first.
+// wins, because it is visited first.
 void Sampler::gather(int32_t wanted) {
     std::vector<TokenProb> &set = set_.all();
     const bool all = wanted >= vocab_;

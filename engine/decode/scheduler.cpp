@@ -99,7 +99,8 @@ bool Scheduler::evict_idle() {
     return false;
 }
 
-// Evicts a sequence without a part in the step; running ones newest first, back to `oldest`. False if none.
+// Evicts a sequence that has no tokens in the step; of the running ones the newest, but not `oldest` or an older
+// one. False if there is none.
 bool Scheduler::preempt_last(const ScheduledSequence &oldest) {
     const auto evict = [&](ScheduledSequence *entry) {
         entry->evict();

@@ -10,8 +10,8 @@
 //       }
 //
 // Every step holds first the tokens of sequences that are being continued, then chunks of prompts, oldest
-// first, up to batch_size() tokens: a long prompt never starves the others, and a step is as large as there
-// is work for. Room and blocks that remain go to draft branches. Sequences wait, first come first served,
+// first, up to batch_size() tokens: a long prompt never starves the others, and a step takes all the
+// work that fits. Room and blocks that remain go to draft branches. Sequences wait, first come first served,
 // until the pool has blocks for all their tokens. When it runs out nevertheless (answers grow), the newest
 // sequence is preempted: it gives its blocks back, waits at the head of the queue, and its tokens are
 // computed again later. Its text stays the same, since logits depend on nothing but the tokens before them.

@@ -20,12 +20,12 @@ class SingleSequence {
     SingleSequence(const SingleSequence &) = delete;
     SingleSequence &operator=(const SingleSequence &) = delete;
 
-    // Appends tokens and computes them, at most batch_size() a pass. Then logits() are those after the last
-    // one. False when a stop was requested: tokens() are those computed, and there are no logits. Throws
-    // DecodeError{BadInput} if they do not fit (nothing is appended then), and what Scheduler::step throws
-    // (the passes before are kept).
+    // Appends tokens and computes them, at most batch_size() per pass; logits() are then those after the last
+    // token. False when a stop was requested: tokens() has only the computed tokens, and there are no logits.
+    // Throws DecodeError{BadInput} if they do not fit, and then appends nothing; throws what Scheduler::step
+    // throws, and then keeps the passes before.
     bool feed(std::span<const TokenId> tokens, const StopRequest *stop = nullptr);
-    // Computes what is due. Returns and throws what feed() does.
+    // Computes what is due. Returns and throws what feed() returns and throws.
     bool compute(const StopRequest *stop = nullptr);
 
     void truncate(size_t length) { entry_.truncate(length); }

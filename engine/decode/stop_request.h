@@ -1,4 +1,4 @@
-// Asking a running computation to stop: by a signal handler, another thread, or a clock.
+// Requests that a running computation stops: from a signal handler, another thread, or a clock.
 #pragma once
 
 #include <atomic>

@@ -73,7 +73,7 @@ std::vector<bool> fixpoint(const Grammar &grammar, const std::vector<bool> &used
     return holds;
 }
 
-// Answers for the kinds whose answer follows from those of their parts; nullopt for the other kinds.
+// For the kinds whose answer follows from the answers of their parts; nullopt for the other kinds.
 template <class Test>
 std::optional<bool> by_parts(const Expression &e, const std::vector<bool> &rules, const Test &test) {
     switch (e.kind) {

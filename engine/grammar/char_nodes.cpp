@@ -23,7 +23,7 @@ const CharSet &plain_characters() {
 }
 
 uint32_t CharNodes::add(Program::Node node) {
-    if (program_.nodes.size() >= kMaxNodes) throw GrammarError("the grammar takes too many states");
+    if (program_.nodes.size() >= kMaxNodes) throw GrammarError("the grammar needs too many states");
     program_.nodes.push_back(node);
     return static_cast<uint32_t>(program_.nodes.size() - 1);
 }

@@ -44,7 +44,7 @@ class CharSet {
     std::vector<CharRange> ranges_;
 };
 
-// The coarsest partition of all code points of which every one of the sets is a union.
+// The coarsest partition of all code points such that every given set is a union of its parts.
 std::vector<CharSet> partition(const std::vector<CharSet> &sets);
 
 // Decodes the character at text[at] and moves `at` past it. False for bytes that are not UTF-8.

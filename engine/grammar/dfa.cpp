@@ -9,11 +9,11 @@ namespace {
 
 const CharSet kWordChars{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 
-// Nodes visited while states are made: about a second.
+// Limit of visited nodes while states are built: about a second.
 constexpr size_t kMostSteps = 100'000'000;
 
 [[noreturn]] void too_large() {
-    throw GrammarError("a pattern takes more than " + std::to_string(Dfa::kMostStates) +
+    throw GrammarError("a pattern needs more than " + std::to_string(Dfa::kMostStates) +
                        " states to combine with other patterns or lengths");
 }
 
@@ -110,7 +110,7 @@ class Nfa {
     }
     uint32_t build_words(const Expression &e, uint32_t next) {
         if (e.min != 0 || e.max != kUnbounded)
-            throw GrammarError("a limited number of words inside a pattern is not supported");
+            throw GrammarError("a text of limited length inside a pattern is not supported");
         const Dfa &dfa = *e.dfa;
         std::vector<uint32_t> entries;
         for (uint32_t q = 0; q < dfa.states(); ++q) entries.push_back(add({Node::Kind::Split}));
@@ -167,7 +167,7 @@ class Closure {
         }
         return reached;
     }
-    // Nodes visited so far, each time that they were.
+    // Number of node visits so far.
     size_t steps() const { return steps_; }
 
   private:
@@ -426,7 +426,7 @@ std::vector<std::vector<std::pair<uint32_t, uint32_t>>> Dfa::live(uint32_t min, 
         return result;
     }
     if (uint64_t{max} * states() * classes_.size() > 200'000'000)
-        throw GrammarError("maxLength beside a pattern of " + std::to_string(states()) +
+        throw GrammarError("maxLength together with a pattern of " + std::to_string(states()) +
                            " states is too large: " + std::to_string(max));
     std::vector<bool> now(states()), later(states());
     for (uint32_t k = max + 1; k-- > 0;) {

@@ -1,5 +1,5 @@
-// Deterministic automata over characters, for what expressions cannot say: intersection, complement, search,
-// anchors inside a pattern. Patterns that need none of it stay expressions.
+// Deterministic automata over characters, for what expressions cannot describe: intersection, complement,
+// search, anchors inside a pattern. Patterns that need none of these stay expressions.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class Dfa {
     Dfa operator&(const Dfa &other) const;
     Dfa complement() const;
 
-    bool matches(std::string_view text) const;  // text that is not UTF-8 is no word
+    bool matches(std::string_view text) const;  // false for text that is not UTF-8
     bool none() const;                          // it has no words
     uint32_t states() const { return static_cast<uint32_t>(accepting_.size()); }
     uint32_t start() const { return 0; }
@@ -44,7 +44,7 @@ class Dfa {
     std::vector<uint32_t> longest() const;
 
     // live[state]: the numbers of characters read so far, as [first, last] pairs, with which a word of `min`
-    // to `max` characters can still be finished. Throws GrammarError where that is too much to compute.
+    // to `max` characters can still be finished. Throws GrammarError if the computation would be too large.
     std::vector<std::vector<std::pair<uint32_t, uint32_t>>> live(uint32_t min, uint32_t max) const;
 
   private:

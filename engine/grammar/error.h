@@ -8,7 +8,7 @@
 
 namespace runnel::grammar {
 
-// A grammar, schema or pattern that cannot be used. One line, with "line L, column C: " in front where the
+// A grammar, schema or pattern that cannot be used. One line, which begins with "line L, column C: " if the
 // place is known (columns count bytes, both from 1).
 class GrammarError : public std::runtime_error {
   public:

@@ -19,8 +19,8 @@
 
 namespace runnel::grammar {
 
-// How a character is written: as itself, or as in a JSON string: as itself where JSON allows that, as its
-// short escape, or as \uXXXX (two of them beyond U+FFFF).
+// How a character is written. Plain: as itself. Json: as in a JSON string, so as itself where JSON allows
+// that, as its short escape, or as \uXXXX (two of them above U+FFFF).
 enum class Spelling : uint8_t { Plain, Json };
 
 enum class Kind : uint8_t {

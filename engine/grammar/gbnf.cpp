@@ -224,7 +224,7 @@ class Parser {
         }
         if (c > kLastCodePoint || (c >= 0xd800 && c <= 0xdfff)) {
             at_ = start;
-            fail("the escape sequence is no Unicode character");
+            fail("the escape sequence is not a Unicode character");
         }
         return c;
     }

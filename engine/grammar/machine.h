@@ -7,8 +7,8 @@
 //   machine.accepts(state);
 //
 // A way is a node of the program and a stack of frames. Stacks that share their top are shared, and ways that
-// differ only in the stack below their top are merged, so ambiguity costs width, not paths. Everything is
-// kept; steps are cached. Not thread-safe.
+// differ only in the stack below their top are merged, so ambiguity costs width, not paths. States are never
+// freed; steps are cached. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -89,7 +89,7 @@ class Machine {
     static constexpr uint32_t kUnknown = 0xffffffff;
     static constexpr StackId kBottom = 0;  // the set of the empty stack alone
 
-    // `code`: where a rule returns to, * 2; or a loop, * 2 + 1; or kBottomFrame.
+    // `code`: 2 * the node to which a rule returns, 2 * a loop + 1, or kBottomFrame.
     struct Frame {
         uint32_t code, count;
         StackId below;

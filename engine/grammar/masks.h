@@ -22,10 +22,10 @@ class Masks {
     Masks(Machine machine, std::shared_ptr<TokenIndex> index);
 
     StateId start() const { return machine_.start(); }
-    // The tokens that may come: those of text, those that the grammar names, and ends of generation where
-    // the text may end. Throws GrammarLimit, also where no token is left. Valid until the next call.
+    // The tokens that may come next: text, tokens that the grammar names, and end tokens where the text may
+    // end. Throws GrammarLimit, also if no token is left. Valid until the next call.
     const Bits &mask(StateId state);
-    // The state after a token; kDead if it is refused. After an end of generation, nothing can follow.
+    // The state after a token; kDead if it is refused. After an end token, nothing can follow.
     StateId advance(StateId state, TokenId token);
     bool allows(StateId state, TokenId token) { return advance(state, token) != kDead; }
 

@@ -24,8 +24,8 @@ Expr any_fraction() {
     return optional(fraction_of(any_digits(1)));
 }
 
-// As many digits as `limit` has: larger ones (or smaller, if not `larger`), followed by `other`, or the
-// digits of `limit` itself, followed by `equal`.
+// Numbers with as many digits as `limit`: either larger ones (smaller, if not `larger`) followed by `other`,
+// or `limit` itself followed by `equal`.
 Expr compared(std::string_view limit, bool larger, const Expr &other, const Expr &equal) {
     Expr result = equal;
     for (size_t i = limit.size(); i-- > 0;) {
@@ -104,7 +104,7 @@ Expr up_to(const Bound &bound) {
     return choice({positive, minus(any_plain())});
 }
 
-// value * 10^places; kUnbounded if that is no integer or has more than 9 digits.
+// value * 10^places; kUnbounded if that is not an integer or has more than 9 digits.
 uint64_t scaled(const Decimal &value, size_t places) {
     if (value.fraction.size() > places || value.whole.size() + places > 9) return kUnbounded;
     std::string text = value.whole + value.fraction + std::string(places - value.fraction.size(), '0');
@@ -112,7 +112,7 @@ uint64_t scaled(const Decimal &value, size_t places) {
 }
 
 // A state is the remainder of the digits read so far and the position: before any digit, in the whole part,
-// or at one of the places behind the point.
+// or at one of the places after the point.
 Dfa multiples(const Decimal &factor) {
     const size_t places = factor.fraction.size();
     const uint64_t divisor = scaled(factor, places);
@@ -126,7 +126,7 @@ Dfa multiples(const Decimal &factor) {
     CharSet others = CharSet::all();
     for (const CharSet &set : classes) others = others - set;
     classes.push_back(others);
-    // State 0: start. Then [phase][remainder]; phase 0: whole part; 1 + i: i places behind the point.
+    // State 0: start. Then [phase][remainder]; phase 0: whole part; 1 + i: i places after the point.
     const auto state = [&](size_t phase, uint64_t remainder) {
         return static_cast<uint32_t>(1 + phase * divisor + remainder);
     };

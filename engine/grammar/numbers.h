@@ -35,7 +35,7 @@ struct NumberBounds {
 // as in JSON Schema. Throws GrammarError if the automaton would be too large.
 Expr number(const NumberBounds &bounds, bool integer);
 
-// Whether that language has the number, spelled without an exponent.
+// Whether number(bounds, integer) matches the value, written without an exponent.
 bool within(const Decimal &value, const NumberBounds &bounds, bool integer);
 
 }  // namespace runnel::grammar

@@ -146,7 +146,7 @@ class Compiler {
 
     uint32_t build_repeat(const Expression &e, uint32_t next) {
         const Expression &part = *e.parts[0];
-        // A part that can match nothing reaches its minimum by empty rounds.
+        // A part that can match the empty text can reach its minimum by empty repetitions.
         const uint32_t min = nullable(part, nullable_) ? 0 : e.min;
         if (e.max == kUnbounded && min <= 1) {
             const uint32_t loop = nodes_.add({Op::Split});
@@ -198,7 +198,7 @@ class Compiler {
             return start;
         }
         entry(index);
-        if (next == return_) {  // a tail call: the caller's frame serves
+        if (next == return_) {  // a tail call: the caller's frame is reused
             const auto slot = static_cast<uint32_t>(program_.targets.size());
             program_.targets.push_back(0);
             jumps_.emplace_back(slot, index);
@@ -261,9 +261,9 @@ class Compiler {
         return nodes_.add({Op::Enter, loop, states[0]});
     }
 
-    // Three rows of nodes, with one node per property in each: nothing was written yet; something was; a
-    // separator was, so that a member must follow. Guards on the count keep both the maximum and the minimum
-    // within reach.
+    // Three rows of nodes with one node per property: in the first nothing was written yet, in the second a
+    // member was, in the third a separator was, so a member must follow. Guards on the count keep both the
+    // maximum and the minimum reachable.
     uint32_t build_in_order(const PropertyList &list, uint32_t next) {
         const auto count = static_cast<uint32_t>(list.properties.size());
         std::vector<uint32_t> required(count + 1);

@@ -39,7 +39,7 @@ struct Program {
     };
     struct Loop {
         uint32_t min, max;
-        // The frame holds a set of keys instead of a count. Leave demands the keys in `required`.
+        // The frame holds a set of keys instead of a count. Leave requires the keys in `required`.
         bool is_set = false;
         std::vector<uint32_t> required = {};
     };
@@ -62,8 +62,8 @@ struct Program {
     std::array<uint8_t, 256> byte_class{};
     std::vector<uint8_t> class_sample;  // [classes]: the first byte of each
 
-    // Switches at the start of a character of a repetition that takes all plain text (token_index.h): the
-    // loop that counts it, or kUnbounded when none does. Ascending by node.
+    // The nodes where a character of a repetition of any plain text begins (token_index.h), ascending,
+    // each with the loop that counts the characters (kUnbounded: none does).
     std::vector<std::pair<uint32_t, uint32_t>> plain_loops;
 
     size_t classes() const { return class_sample.size(); }

@@ -200,7 +200,7 @@ class Parser {
             if (take(">")) fail("an atomic group is not supported");
             if (take("P<") || take("<")) {
                 const size_t end = text_.find('>', at_);
-                if (end == text_.npos) fail("a group's name without '>'");
+                if (end == text_.npos) fail("a group's name is not followed by '>'");
                 at_ = end + 1;
             } else if (!take(":")) {
                 fail("flags and other extensions of groups are not supported");
@@ -345,7 +345,7 @@ class Parser {
                     ranges.push_back({from, to});
                     continue;
                 }
-                // Next to \d and the like, the dash stands for itself.
+                // Beside a class such as \d, the dash is literal.
                 ranges.push_back({'-', '-'});
                 for (const CharSet *set : {&first, &last})
                     ranges.insert(ranges.end(), set->ranges().begin(), set->ranges().end());

@@ -1,4 +1,4 @@
-// Regular expressions of ECMA-262 (with the u flag), as JSON Schema has them.
+// Regular expressions of ECMA-262 (with the u flag), as JSON Schema uses them.
 //
 // Supported: alternatives, groups of all kinds, greedy and lazy quantifiers, classes, \d \w \s, \b, anchors,
 // escapes, \p{..} of general categories. Look-around and back-references are refused by name. From Python:

@@ -134,7 +134,7 @@ class SchemaCompiler {
             for (size_t j = i + 1; j < branches.size(); ++j)
                 if (!reader_.disjoint(branches[i], branches[j]))
                     SchemaReader::fail(path,
-                                       "the keyword oneOf is supported only where no two branches can match "
+                                       "the keyword oneOf is supported only if no two branches can match "
                                        "the same value: " +
                                            std::to_string(i) + " and " + std::to_string(j) +
                                            " may; anyOf has no such condition");
@@ -168,7 +168,8 @@ class SchemaCompiler {
         }
     }
 
-    // `e` with bounds on its length, if they change nothing or become the counts of a repetition; else null.
+    // `e` with bounds on its length, if that needs no automaton: they change nothing or become the counts of
+    // a repetition. Otherwise null.
     static Expr with_length(const Expr &e, uint32_t min, uint32_t max) {
         const Lengths can = lengths(*e);
         if (can.min >= min && (max == kUnbounded || can.max <= max)) return e;

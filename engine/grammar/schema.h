@@ -3,11 +3,10 @@
 // All keywords of a schema apply, with those of its $ref and its allOf. Enforced: type, enum, const;
 // properties, required, additionalProperties, patternProperties, propertyNames, minProperties, maxProperties;
 // items, prefixItems, additionalItems, minItems, maxItems; minLength, maxLength, pattern, format; minimum,
-// maximum, exclusive ones, multipleOf; $ref, $defs, $anchor, anyOf, allOf, oneOf where no two branches can
-// both match. Other keywords of the specification are refused by name; what the specification does not know
-// is an annotation, and noted.
+// maximum, exclusive ones, multipleOf; $ref, $defs, $anchor, anyOf, allOf, oneOf if no two branches can both
+// match. Other keywords of the specification are refused by name. Unknown keywords are ignored with a note.
 //
-// A text of the grammar matches the schema; of the texts that match, these are in the grammar:
+// Every text of the grammar matches the schema. Not every matching text is in the grammar:
 // - the declared properties come in the order of their declaration (unless `any_order`), in plain spelling,
 //   then other required ones, then additional ones, whose names may repeat;
 // - an object with `properties` has no others unless additionalProperties, patternProperties or

@@ -193,7 +193,7 @@ SchemaRef SchemaReader::target(const std::string &reference, const std::string &
     }
     if (const auto at = anchors_.find(text); at != anchors_.end()) return at->second;
     if (!text.starts_with('#') || (text.size() > 1 && text[1] != '/'))
-        fail(path, "$ref " + gguf::printable(reference) + " leads out of the schema");
+        fail(path, "$ref " + gguf::printable(reference) + " points outside the schema");
     SchemaRef found{&root_, "#"};
     const std::string pointer = percent_decoded(std::string_view(text).substr(1));
     for (size_t at = 0; at < pointer.size();) {
@@ -214,14 +214,14 @@ SchemaRef SchemaReader::target(const std::string &reference, const std::string &
         else if (from.is_array() && is_index && std::stoul(key) < from.size())
             found = element(found, std::stoul(key));
         else
-            fail(path, "$ref " + gguf::printable(reference) + " leads nowhere");
+            fail(path, "$ref " + gguf::printable(reference) + " points to nothing in the schema");
     }
     return found;
 }
 
 SchemaRef SchemaReader::resolve(SchemaRef schema) {
     for (size_t steps = 0;; ++steps) {
-        if (steps > kMaxNesting) fail(schema.path, "$ref leads back to itself");
+        if (steps > kMaxNesting) fail(schema.path, "$ref refers to itself");
         if (!schema.json->is_object()) return schema;
         const auto reference = schema.json->find("$ref");
         if (reference == schema.json->end() || !reference->is_string()) return schema;
@@ -392,7 +392,7 @@ void SchemaReader::read_keyword(Shape &shape, const SchemaRef &schema, const std
     } else if (key == "propertyNames") {
         shape.names.push_back({&value, schema.path + "/propertyNames"});
     } else if (key == "unevaluatedProperties") {
-        // Which properties are evaluated is known only where all parts of the schema are combined.
+        // The evaluated properties are known only when all parts of the schema are combined.
         static const Json kAnything = true;
         const bool outermost = absorbing_.size() == 1 && alone_;
         if (!value.is_boolean() || (value == false && !outermost))

@@ -1,4 +1,4 @@
-// What the keywords of one place of a schema say together.
+// The combined meaning of all keywords at one place of a schema.
 #pragma once
 
 #include <map>
@@ -27,7 +27,7 @@ enum Type : uint8_t {
     kNull = 1,
     kBoolean = 2,
     kInteger = 4,
-    kFraction = 8,  // numbers that are no integers
+    kFraction = 8,  // numbers that are not integers
     kString = 16,
     kArray = 32,
     kObject = 64,
@@ -83,7 +83,7 @@ class SchemaReader {
   public:
     SchemaReader(const Json &root, std::vector<std::string> *notes);
 
-    // What all of these say together. Throws GrammarError.
+    // The combined keywords of all these schemas. Throws GrammarError.
     Shape shape(const Conjunction &all);
     // Adds `schema` to `shape`.
     void absorb(Shape &shape, const SchemaRef &schema);

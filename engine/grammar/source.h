@@ -1,4 +1,4 @@
-// Compiles what a user wrote to a Program.
+// Compiles a user's grammar, schema or pattern to a Program.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct Source {
     bool operator==(const Source &) const = default;
 };
 
-// Throws GrammarError. `notes`, if not null: what of a schema was ignored. `behind_text`: the result may
+// Throws GrammarError. `notes`, if not null: the ignored parts of a schema. `behind_text`: the result may
 // begin with up to four newlines.
 Program compile(const Source &source, const Tokenize &tokenize = nullptr,
                 std::vector<std::string> *notes = nullptr, bool behind_text = false);

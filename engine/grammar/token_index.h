@@ -55,8 +55,8 @@ class TokenIndex {
         std::vector<Bucket> buckets;
     };
 
-    // `rows`: how many logits the model has. Tokens without text, ends of generation and what is never to be
-    // sampled are left out.
+    // `rows`: how many logits the model has. Leaves out tokens without text, end tokens, and tokens that must
+    // never be sampled.
     TokenIndex(const text::Tokenizer &tokenizer, int32_t rows);
     // For texts given directly, by id; empty: no text.
     explicit TokenIndex(const std::vector<std::string> &texts, std::vector<TokenId> ends = {});

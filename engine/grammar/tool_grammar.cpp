@@ -15,11 +15,11 @@ using text::Tool;
 using text::ToolFormat;
 using Body = ToolFormat::Body;
 
-// Throws GrammarError for a type that has no objects.
+// Throws GrammarError for a type that excludes objects.
 void check_type(const Json &schema) {
     const Json *type = text::find_member(schema, "type");
     if (type && *type != "object" && !(type->is_array() && std::ranges::find(*type, "object") != type->end()))
-        throw GrammarError("its type has no objects");
+        throw GrammarError("its type excludes objects");
 }
 
 // The arguments' schema, restricted to objects. Throws GrammarError.
@@ -221,7 +221,7 @@ class ToolCompiler {
     static Expr any_name() {
         return repeat(one_of(CharSet{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}), 1, 64);
     }
-    // A name that no format takes for something else.
+    // A name that no format can mistake for its own syntax.
     static bool is_plain(const std::string &name) {
         return !name.empty() && std::ranges::all_of(name, text::is_tool_name_character);
     }

@@ -99,7 +99,7 @@ class AcceptanceBench::Run {
 
     PassTimes plain() { return plain_->advance(kPlain); }
     PassTimes drafted(int32_t tokens) { return drafted_->advance(tokens); }
-    // Seconds of a pass of so many tokens; nullopt if they do not fit.
+    // Seconds of a pass of `tokens` tokens; nullopt if they do not fit.
     std::optional<double> pass(int32_t tokens) {
         const Sequence *sequence = drafted_->sequence();
         if (!sequence) return std::nullopt;

@@ -1,5 +1,5 @@
-// The gain of speculative decoding at a given acceptance rate, on forced texts, and the bound that the pass
-// costs set. The method is in engine/measure/README.md.
+// The gain of speculative decoding at a given acceptance rate, on forced texts, and the upper bound that the
+// pass costs allow. The method is in engine/measure/README.md.
 #pragma once
 
 #include <array>
@@ -50,7 +50,7 @@ struct AcceptanceRow {
     double reached() const { return gain / bound; }
 };
 
-// Cells of context that the measurement needs.
+// Context size that the measurement needs, in cells.
 int64_t acceptance_context(int32_t repetitions);
 
 class AcceptanceBench {
@@ -60,9 +60,9 @@ class AcceptanceBench {
     AcceptanceBench(Engine &engine, ForcedModel &model, int32_t repetitions, DraftLengthOptions length,
                     StopRequest &stop);
 
-    // Throws base::Interrupted, and what CompletionQueue::step does.
+    // Throws base::Interrupted and what CompletionQueue::step throws.
     AcceptanceRow measure(double acceptance);
-    // Costs of all passes measured so far, in plain steps. Precondition: measure() was called.
+    // Costs of all passes measured so far, in units of one plain step. Precondition: measure() was called.
     PassCosts passes() const { return PassCosts(passes_); }
     // Costs in seconds, from the first measurement.
     const std::shared_ptr<SharedCosts> &costs() const { return costs_; }

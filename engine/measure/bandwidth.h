@@ -1,4 +1,4 @@
-// Measures the memory read bandwidth of this machine, the limit of decoding.
+// Measures this machine's memory read bandwidth, which limits decoding.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,17 +17,17 @@ namespace runnel::measure {
 // Bytes of the largest cache of this machine's CPU, as the system reports it; 0 if it does not.
 size_t last_level_cache();
 
-// The largest size of the meter's memory, of each kind of page.
+// Upper limit for the meter's memory, for each page size.
 inline constexpr size_t kMostProbe = size_t{1} << 30;
 
-// The size of the meter's memory for work that reads `working_set` bytes over and over: the same size, because
-// a cache that keeps a part of one keeps that part of the other. At least 4 MiB, at most kMostProbe and an eighth
-// of `available`.
+// How much memory the meter should read, for work that reads `working_set` bytes repeatedly: the same size,
+// because then caches serve the same share of both. At least 4 MiB, at most kMostProbe and an eighth of
+// `available`.
 size_t probe_bytes(size_t working_set, size_t available);
 
-// Threads that read memory, each its own part. Which order of reads is the fastest depends on the machine, so
-// the meter tries several and reports the best: one to eight streams per thread, with and without prefetch, in
-// pages of 4 KiB and, where the system grants them, of 2 MiB.
+// Threads that each read their own part of the memory. The fastest access pattern depends on the machine, so
+// the meter tries several and reports the best: one to eight streams per thread, with and without prefetch,
+// in pages of 4 KiB and, if the system grants them, of 2 MiB.
 class BandwidthMeter {
   public:
     struct Pattern {
@@ -37,12 +37,12 @@ class BandwidthMeter {
         std::string words() const;  // "2 streams per thread, prefetch 1024 bytes ahead, 2 MiB pages"
     };
 
-    // Reads `bytes` with every pattern once. threads >= 1. Throws std::bad_alloc.
+    // Reads `bytes` once with every pattern. Precondition: threads >= 1. Throws std::bad_alloc.
     explicit BandwidthMeter(int threads, size_t bytes = size_t{512} << 20);
 
-    // Bytes per second of the fastest of `passes` reads of all the memory with each of the three patterns that
-    // were best at construction. On a shared machine the figure changes from moment to moment: measure right
-    // before and after what is compared with it.
+    // Bytes per second: the fastest of `passes` reads of all the memory with each of the three patterns that
+    // were fastest at construction. On a shared machine the bandwidth changes all the time, so measure right
+    // before and after the work to compare.
     double read(int passes = 2);
     // The best pattern of the last read().
     const Pattern &best() const { return ranking_.front().pattern; }

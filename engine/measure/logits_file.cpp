@@ -21,7 +21,7 @@ constexpr std::string_view kMagic = "_logits_";
 constexpr size_t kHeader = 8 + 3 * sizeof(int32_t);
 constexpr size_t kScaleWords = 4;  // two floats before the codes
 constexpr int32_t kLargestContext = 1 << 24;
-constexpr float kRounding = 1e-3f;  // error of a log-probability of 0 computed from scale and min
+constexpr float kRounding = 1e-3f;  // rounding error of a log-probability of 0, computed from scale and min
 
 size_t row_words(int32_t vocab) {
     return kScaleWords + (static_cast<size_t>(vocab) + 1) / 2 * 2;
@@ -120,7 +120,7 @@ std::span<const float> LogitsReader::read() {
     float floats[2];
     std::memcpy(floats, row_.data(), sizeof floats);
     if (!std::isfinite(floats[0]) || !std::isfinite(floats[1]) || floats[0] < 0)
-        fail("damaged: an impossible scale");
+        fail("damaged: a scale or minimum is invalid");
     float most = floats[1];
     for (size_t i = 0; i < log_probabilities_.size(); ++i) {
         log_probabilities_[i] = floats[0] * static_cast<float>(row_[kScaleWords + i]) + floats[1];

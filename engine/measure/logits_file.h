@@ -39,7 +39,7 @@ class LogitsWriter {
     LogitsWriter(const std::filesystem::path &path, int32_t context, int32_t vocab,
                  std::span<const TokenId> tokens, bool overwrite = false);
     void write(std::span<const float> logits);  // logits of the next scored position
-    void commit();                              // the file appears under its name only now
+    void commit();                              // only now does the file appear under its name
 
   private:
     gguf::OutputFile file_;

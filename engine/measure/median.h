@@ -6,7 +6,7 @@
 
 namespace runnel::measure {
 
-// For an even number of values, the mean of the middle two: either of them alone would favor a side.
+// For an even number of values, the mean of the middle two, because either one alone would be biased.
 // Precondition: `values` is not empty.
 inline double median(std::vector<double> values) {
     std::ranges::sort(values);

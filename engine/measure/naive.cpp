@@ -15,9 +15,9 @@ TokenId most_likely(std::span<const float> logits) {
     return static_cast<TokenId>(std::ranges::max_element(logits) - logits.begin());
 }
 
-// Computes the cells of `text` that `cache` lacks, and appends the next token. Goes to the executor directly,
-// because a scheduler would find in the cache what another sequence has computed of the same text. Returns the
-// seconds.
+// Computes the cells of `text` that `cache` lacks and appends the next token. Calls the executor directly,
+// because a scheduler would reuse cached blocks of another sequence with the same text. Returns the seconds
+// it took.
 double next(decode::Executor &executor, decode::SequenceCache &cache, std::vector<TokenId> &text,
             const decode::StopRequest &stop) {
     std::vector<float> logits;

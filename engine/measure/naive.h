@@ -1,4 +1,5 @@
-// What the KV cache saves: the loop that recomputes the whole text for every token, beside the cached one.
+// What the KV cache saves: compares a loop that recomputes the whole text for every token with cached
+// decoding.
 #pragma once
 
 #include <cstdint>
@@ -32,12 +33,13 @@ struct NaiveComparison {
     int64_t slower_from(double factor) const;
 };
 
-// The slope of a least-squares line through (log x, log y). Preconditions: as many of both, at least two different
-// x, all positive.
+// The slope of a least-squares line through (log x, log y). Preconditions: equally many x and y, all
+// positive, with at least two different x.
 double growth_exponent(const std::vector<double> &x, const std::vector<double> &y);
 
-// Greedy texts of `tokens` > 1 tokens from the token that begins a text. The engine has room for two sequences of
-// tokens + 1 cells. `show` is called with the number of steps done. Throws base::Interrupted.
+// Generates greedy texts of `tokens` > 1 tokens that start with BOS. Precondition: the engine has room for
+// two sequences of tokens + 1 cells. `show` is called with the number of steps done. Throws
+// base::Interrupted.
 NaiveComparison compare_naive(decode::Engine &engine, int32_t tokens, decode::CacheTypes types,
                               const decode::StopRequest &stop, const std::function<void(int64_t)> &show = {});
 

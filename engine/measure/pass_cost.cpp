@@ -96,7 +96,7 @@ PassCost pass_cost(const Program &program, int64_t depth, int64_t tokens, decode
 }
 
 PassCost decode_cost(const Program &program, int64_t depth, int64_t count, decode::CacheTypes types) {
-    // Everything grows with the visible cells only, so the other parts are counted once.
+    // Costs depend only on the number of visible cells, so everything else is counted once.
     PassCost mean = pass_cost(program, depth, 1, types);
     for (double PassCost::*part : {&PassCost::cache_read, &PassCost::attention_operations, &PassCost::scores})
         mean.*part = 0;

@@ -7,8 +7,8 @@
 
 namespace runnel::measure {
 
-// By nearest rank: the least of the values that at least `percent` of them do not exceed. 0 < percent <= 100.
-// Precondition: there is one.
+// The nearest-rank percentile: the smallest value that is not below `percent` percent of the values. 0 <
+// percent <= 100. Precondition: `values` is not empty.
 inline double percentile(std::vector<double> values, double percent) {
     std::ranges::sort(values);
     const double rank = std::ceil(percent / 100 * static_cast<double>(values.size()) - 1e-9);

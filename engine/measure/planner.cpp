@@ -72,7 +72,7 @@ void check(const BareShape &shape) {
     if (shape.window_layers > 0 && shape.window == 0) refuse("window-layers needs window");
 }
 
-// Emits steps that say what there is; their slots do not matter.
+// Emits the model's steps for counting only; their slots are arbitrary.
 class ShapeProgram {
   public:
     explicit ShapeProgram(const BareShape &shape) : shape_(shape) {
@@ -138,7 +138,7 @@ class ShapeProgram {
     Program program_;
 };
 
-// f(weight) for every weight that a step uses, once.
+// Calls f(weight) once for every weight that a step uses.
 template <class F>
 void for_each_weight(const Program &program, F &&f) {
     std::set<WeightId> seen;
@@ -268,7 +268,7 @@ std::string cell_formula(const Program &program, CacheTypes types) {
 int64_t sequences_that_fit(const Program &program, double weights, double memory, int64_t context,
                            CacheTypes types) {
     int64_t low = 0, high = std::min<int64_t>(decode::kMostContext / context, 1 << 20) + 1;
-    while (high - low > 1) {  // `low` fit, `high` do not, or are not asked for
+    while (high - low > 1) {  // `low` sequences fit; `high` do not, or are above the limit
         const int64_t middle = low + (high - low) / 2;
         const decode::CacheShape shape{
             .cells = middle * context, .sequences = static_cast<int32_t>(middle), .types = types};

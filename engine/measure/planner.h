@@ -1,5 +1,5 @@
-// The memory of models that need not exist: a model's program, or a bare shape, in any format of the weights and any
-// type of the cache.
+// Memory needs of models that need not exist: a model's program, or a bare shape, with any weight format and
+// any cache type.
 #pragma once
 
 #include <cstdint>
@@ -26,23 +26,23 @@ struct BareShape {
 // names what is wrong.
 BareShape parse_shape(const std::string &text);
 
-// Its weights have no bytes: for planning only.
+// The program's weights have no bytes: it serves for planning only.
 kernels::Program program_of(const BareShape &shape);
 
 struct Parameters {
     double attention = 0, feed_forward = 0, embedding = 0, other = 0;
     double all() const { return attention + feed_forward + embedding + other; }
 };
-// By the names of the weights: "attn", "ffn", "token_embd" and "output".
+// Grouped by the names of the weights: "attn", "ffn", "token_embd" and "output".
 Parameters parameters_of(const kernels::Program &program);
 
-// Bytes of all weights if every matrix were of that format; vectors stay F32. Matrices whose rows are not whole
-// blocks count with the format's bits per weight, too.
+// Bytes of all weights if every matrix had format `format`; vectors stay F32. If a matrix's rows are not
+// whole blocks, the format's bits per weight are used anyway.
 double weight_bytes(const kernels::Program &program, gguf::Type format);
 double weight_bytes(const kernels::Program &program);  // as they are
 double bits_per_weight(gguf::Type format);
 
-// The layers whose cells are alike.
+// Layers whose cache cells have the same layout.
 struct CellGroup {
     int64_t layers;
     int32_t kv_heads, head_dim_k, head_dim_v;      // head_dim_v 0: values are part of the keys
@@ -51,13 +51,13 @@ struct CellGroup {
 };
 std::vector<CellGroup> cell_groups(const kernels::Program &program);
 
-// How many bytes the K and V of one more token take, once the windows are full; and how that comes about:
-// "2 x 32 layers x 8 heads x 128 values x 2 bytes".
+// The bytes that K and V of one more token take once the windows are full, and the same as a formula: "2 x 32
+// layers x 8 heads x 128 values x 2 bytes".
 size_t cell_bytes(const kernels::Program &program, decode::CacheTypes types);
 std::string cell_formula(const kernels::Program &program, decode::CacheTypes types);
 
-// The most sequences of `context` tokens whose cache fits beside `weights` bytes in `memory` bytes; at most
-// kMostContext / context.
+// The largest number of sequences of `context` tokens whose cache fits into `memory` bytes together with
+// `weights` bytes; at most kMostContext / context.
 int64_t sequences_that_fit(const kernels::Program &program, double weights, double memory, int64_t context,
                            decode::CacheTypes types);
 

@@ -154,7 +154,7 @@ Roofline measure_roofline(const RooflineOptions &options, decode::Engine &engine
     result.points.push_back({"decode", 1, options.prompt, median(result.steps),
                              decode_cost(program, options.prompt, options.generate - 1, options.types)});
     result.bandwidth_of = limits.method();
-    // No roof is lower than what was reached below it.
+    // No measured rate lies above the roof, so raise the roof to the highest one.
     for (const RooflinePoint &point : result.points)
         result.multiply_rate = std::max(result.multiply_rate, point.rate());
     return result;

@@ -1,5 +1,5 @@
-// The roofline of a model on a device (Williams et al. 2009): each phase's operations per byte and speed,
-// against the bandwidth and the multiply rate that were measured beside it.
+// The roofline of a model on a device (Williams et al. 2009): operations per byte and speed of each phase,
+// compared with the measured bandwidth and multiply rate.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace runnel::measure {
 
-// Passes of one kind: their cost is counted (pass_cost.h), their time measured.
+// Passes of one kind. Their cost is computed (pass_cost.h), their time measured.
 struct RooflinePoint {
     std::string phase;  // "prefill", "decode"
     int64_t tokens;     // of a pass
@@ -29,7 +29,7 @@ struct RooflinePoint {
 struct Roofline {
     double bandwidth = 0;      // bytes per second, the best reading
     std::string bandwidth_of;  // how it was measured
-    bool in_cache = false;     // the weights fit in the CPU's cache, whose bandwidth this is
+    bool in_cache = false;     // the weights fit in the CPU's cache, and `bandwidth` is the cache's
     double multiply_rate = 0;  // operations per second
     std::string multiply_of;
     std::vector<RooflinePoint> points;  // prefill passes of 1, 2, 4 ... tokens, then decoding
@@ -39,13 +39,13 @@ struct Roofline {
 
     // The most operations per second that memory and arithmetic allow.
     double roof(double intensity) const;
-    // Operations per byte where both limit alike: below, memory does.
+    // The ridge point: with fewer operations per byte, memory is the limit.
     double ridge() const { return multiply_rate / bandwidth; }
     double decode_share() const;  // of the request's time
 };
 
-// Operations per second of this device's kernel for the model's matrices: on the CPU that of the format of most
-// of its weights, on a part of such a matrix that stays in the cache. 0 if there is no matrix.
+// The device's multiply rate in operations per second. On the CPU it is measured with the kernel for the most
+// common weight format, on a part of a matrix that stays in the cache. 0 if there is no matrix.
 double multiply_rate(const decode::Engine &engine, int threads, std::string &format);
 
 struct RooflineOptions {
@@ -57,8 +57,8 @@ struct RooflineOptions {
     std::function<void(const std::string &test)> show = [](const std::string &) {};
 };
 
-// Precondition: the engine runs on one device, and its context holds prompt + generate and longest_pass tokens;
-// `limits` are of that device. Throws base::Interrupted.
+// Preconditions: the engine runs on one device, `limits` belong to that device, and the context holds prompt
+// + generate tokens and longest_pass tokens. Throws base::Interrupted.
 Roofline measure_roofline(const RooflineOptions &options, decode::Engine &engine, DeviceLimits &limits,
                           const StopRequest &stop);
 

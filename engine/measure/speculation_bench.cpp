@@ -15,8 +15,8 @@ constexpr int32_t kChangeEvery = 25;  // tokens between changes, on average, in 
 constexpr int32_t kTurn = 16;         // tokens per turn of plain or speculative decoding
 constexpr int32_t kRepetitions = 5;   // repetitions per text
 
-// Decodes both completions from their second token to token number `tokens`, in turns. Divides the times of
-// passes by the median plain step of the same turn.
+// Decodes both completions from their second token up to token number `tokens`, alternating in turns. Divides
+// pass times by the median plain step of the same turn.
 void take_turns(TimedAnswer &plain, TimedAnswer &drafted, int32_t tokens, SpeedComparison &out) {
     PassTimes plain_seconds, drafted_seconds, relative;
     int32_t turn = 0;

@@ -10,7 +10,7 @@
 
 namespace runnel::measure {
 
-// Plain against speculative decoding of one text.
+// Compares plain with speculative decoding of one text.
 struct SpeedComparison {
     std::string text;           // what was decoded
     std::vector<double> plain;  // tokens per second, one per repetition
@@ -27,17 +27,18 @@ class SpeculationBench {
         int32_t repetitions = 5;
         DraftLengthOptions length = {};
     };
-    // All references must outlive it. Throws what AcceptanceBench does.
+    // All references must outlive it. Throws what AcceptanceBench throws.
     SpeculationBench(const Options &options, Engine &engine, StopRequest &stop);
 
-    // On a text that the model itself writes. Throws what AcceptanceBench::measure() does.
+    // On a text that the model generates. Throws what AcceptanceBench::measure() throws.
     SpeedComparison compare(const std::string &name, const std::vector<TokenId> &prompt, float temperature,
                             const MakeSpeculator &speculators);
-    // On a given text, which repeats the prompt with changes; drafts come from the text so far.
+    // On a given text, which repeats the prompt with changes; drafts are looked up in the text so far.
     SpeedComparison edit();
-    // On a forced text, with synthetic drafts of this acceptance.
+    // On a forced text, with synthetic drafts that have this acceptance rate.
     AcceptanceRow measure(double acceptance) { return synthetic_.measure(acceptance); }
-    // Times of passes of these numbers of tokens, in plain steps. Precondition: measure() was called.
+    // The costs of passes with these numbers of tokens, in units of one plain step. Precondition: measure()
+    // was called.
     std::vector<double> pass_costs(const std::vector<int32_t> &tokens) const;
 
   private:

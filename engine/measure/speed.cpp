@@ -74,7 +74,7 @@ std::string DeviceLimits::method() const {
            ", fastest: " + meter_->best().words();
 }
 
-// (Not a temporary: with the sanitizers GCC 12 takes its members for uninitialized.)
+// (Not a temporary: with the sanitizers, GCC 12 reports a temporary's members as uninitialized.)
 static const text::ChatPromptOptions kDefaultFormat;
 
 SpeedBench::SpeedBench(const Options &options, Engine &engine, DeviceLimits &limits, const StopRequest &stop)
@@ -158,7 +158,7 @@ std::vector<SpeedRow> SpeedBench::together(int32_t tokens, int32_t depth) {
     return rows;
 }
 
-// Tokens per second of `count` answers as `batch` makes them, sampling included, prompts not.
+// Tokens per second of `count` answers generated as in `batch`: with sampling, without prefill.
 double SpeedBench::rate_of(int32_t count, int32_t tokens, int32_t depth) {
     completion::CompletionQueue queue(engine_, format_, {.parallel = count});
     for (int32_t i = 0; i < count; ++i) {

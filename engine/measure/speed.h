@@ -1,4 +1,4 @@
-// Prefill and decode speed of a model, and what the device's memory and arithmetic allow.
+// Prefill and decode speed of a model, compared with the device's memory bandwidth and multiply rate.
 #pragma once
 
 #include <cstdint>
@@ -25,34 +25,34 @@ struct SpeedRow {
     int32_t prompt, generate, depth;  // tokens
     std::vector<double> rates{};      // tokens per second, one per repetition
     int32_t sequences = 1;            // at a time
-    std::vector<double> gains{};      // over one sequence, in the same repetition
-    double bytes_per_token = 0;       // that a token moves at least (pass_cost.h); of decoding
-    bool in_cache = false;            // these fit in the CPU's last-level cache: memory is no limit
-    double first_token = 0;           // seconds, mean; of a prefill
-    double operations = 0;            // of the matrices, per second; of a prefill
-    // Bytes per second that the machine read around each repetition; of decoding.
+    std::vector<double> gains{};      // relative to one sequence in the same repetition
+    double bytes_per_token = 0;       // minimum bytes moved per token (pass_cost.h); decode only
+    bool in_cache = false;            // these bytes fit in the CPU's last-level cache
+    double first_token = 0;           // mean seconds; prefill only
+    double operations = 0;            // matrix operations per second; prefill only
+    // Read bandwidth measured around each repetition, bytes per second; decode only.
     std::vector<double> bandwidths{};
-    double launches = 0;  // of kernels, per token; 0: the device has none. Of decoding.
+    double launches = 0;  // kernel launches per token; 0 on a CPU; decode only
 
     double mean() const;
     double deviation() const;
-    // Share of the bandwidth, the median over the repetitions: other programs slow both down alike. nullopt
-    // where two memories share the work, and in_cache.
+    // Share of the bandwidth that the test reached: the median over the repetitions, because other programs
+    // slow test and measurement down alike. nullopt if the model is split over two memories, or if in_cache.
     std::optional<double> share() const;
 };
 
-// The speed of the device's memory and tensor cores, measured on it. Of a GPU once, before the model takes its
-// memory, when nothing else uses it; of the CPU around every test.
+// Measured bandwidth and multiply rate of the device. A GPU is measured once, before the model is loaded; the
+// CPU around every test.
 class DeviceLimits {
   public:
     // Measures the GPU that the engine will use, if any.
     explicit DeviceLimits(const DeviceRequest &request);
-    // The engine uses the CPU, for passes that read `working_set` bytes.
+    // Call this if the engine uses the CPU. `working_set`: bytes that a pass reads.
     void use_cpu(int threads, size_t working_set);
     double bandwidth() { return meter_ ? meter_->read() : copies_; }  // bytes per second
     double tensor_rate() const { return tensor_rate_; }               // operations per second; 0: not known
     bool of_gpu() const { return !meter_; }
-    // Whether passes that read so much find it in the CPU's last-level cache.
+    // Whether passes that read this many bytes find them in the CPU's last-level cache.
     bool in_cache(double bytes) const { return meter_ && bytes <= static_cast<double>(cache_); }
     size_t cache() const { return cache_; }  // bytes; 0: not known, or a GPU
     // What was measured: "copies", or "reads, best of ...".
@@ -79,8 +79,8 @@ class SpeedBench {
     SpeedRow decode(int32_t tokens, int32_t depth);
     // A prefill and the decoding after it.
     SpeedRow both(int32_t prompt, int32_t generate, int32_t depth);
-    // A row for each of Options::sequences. They take turns with one sequence: other programs that slow the
-    // machine down do so for all.
+    // A row for each of Options::sequences. Each test alternates with a single sequence, so that other
+    // programs slow down both alike.
     std::vector<SpeedRow> together(int32_t tokens, int32_t depth);
 
   private:
@@ -94,7 +94,7 @@ class SpeedBench {
     const StopRequest &stop_;
     const completion::PromptFormat format_;
     const bool split_;        // between a GPU and the CPU
-    std::mt19937 random_{1};  // which tokens does not matter to the speed
+    std::mt19937 random_{1};  // the tokens do not affect the speed
 };
 
 }  // namespace runnel::measure

@@ -14,10 +14,10 @@ namespace runnel::measure {
 using decode::Draft, decode::DraftSource, decode::Sampler;
 using text::TokenId;
 
-// A draft source with a given acceptance rate. Knows the target text. Each token is wrong with probability
-// 1 - acceptance, independently; the errors depend only on the seed and the position. Reports probability 1
-// for every token. With `second`, every token has a branch of one token: where the token is wrong, the branch
-// is right with probability `second`; elsewhere it is wrong. Drafting takes no time to speak of.
+// A draft source with a given acceptance rate. Knows the target text. Each token is wrong with probability 1
+// - acceptance, independently; the errors depend only on the seed and the position. Reports probability 1 for
+// every token. With `second`, every token has a branch of one token: if the token is wrong, the branch is
+// right with probability `second`; otherwise it is wrong. Drafting takes almost no time.
 class SyntheticDraft final : public DraftSource {
   public:
     // `truth`: the whole target text, prompt included. `vocab` > 2: all tokens are below it.

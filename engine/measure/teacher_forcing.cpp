@@ -56,7 +56,7 @@ class ForcedBackend final : public kernels::ForwardingBackend {
         if (const TokenId id = forced_[row]; id != text::kNoToken)
             logits[static_cast<size_t>(id)] = kFarAbove;
     }
-    // Moves the forced token to the front of the candidates; one that is not among them replaces the last.
+    // Moves the forced token to the front of the candidates; if it is not among them, it replaces the last.
     // False without a forced token or if the row is not finite.
     bool force(size_t row, std::span<kernels::TopLogit> largest) const {
         const TokenId id = forced_[row];

@@ -1,5 +1,5 @@
-// Teacher forcing: makes a model generate a given text, to measure decoding of a text that it would not write
-// by itself, or without a trained model.
+// Teacher forcing: makes a model generate a given text, to measure decoding of a text that the model would
+// not write, or without a trained model.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace runnel::measure {
 
-// The forced text of the one measured sequence, prompt included. Logits past its end are the model's own; all
-// are while it is empty.
+// The forced text of the one measured sequence, prompt included. Past its end, or if it is empty, the logits
+// are the model's own.
 struct TeacherForcing {
     std::vector<text::TokenId> tokens;
 };

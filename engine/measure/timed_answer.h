@@ -36,14 +36,15 @@ class PassTimes {
 class TimedAnswer {
   public:
     // Computes the first token. Keeps all references, but not the prompt. Null `speculators`: plain decoding.
-    // Throws what CompletionQueue::step does, and base::Interrupted.
+    // Throws base::Interrupted and what CompletionQueue::step throws.
     TimedAnswer(Executor &executor, Engine &engine, const SamplingOptions &how,
                 std::span<const TokenId> prompt, int32_t tokens, MakeSpeculator speculators,
                 StopRequest &stop);
 
-    // Times of the passes for the next `tokens` tokens, or for those left. Throws base::Interrupted.
+    // Times of the passes for the next `tokens` tokens, or fewer if the completion ends before. Throws
+    // base::Interrupted.
     PassTimes advance(int32_t tokens);
-    // All tokens so far, with those of the last pass beyond what advance() was asked for.
+    // All tokens so far. The last pass may have added more than advance() requested.
     const std::vector<TokenId> &tokens() const { return tokens_; }
     SpeculationCounts speculation() const { return queue_.speculation(); }
     // Null when the completion has ended.

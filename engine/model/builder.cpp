@@ -324,7 +324,8 @@ void Builder::check_all_used() const {
         if (layer >= hyper_.block_count)
             metadata_.fail("block_count",
                            std::to_string(hyper_.block_count) + ", but there is a tensor " + name);
-        if (name.ends_with(".scale")) fail(name, "a factor must be a single number, and not for experts");
+        if (name.ends_with(".scale"))
+            fail(name, "a factor must be a single number, and is not supported for experts");
         fail(name, "the architecture " + gguf::printable(hyper_.architecture) + " has no such weight");
     }
 }

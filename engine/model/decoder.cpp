@@ -359,7 +359,7 @@ std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first
     std::vector<bool> full;
     if (const auto windowed = builder.metadata().booleans(key)) {
         if (windowed->size() != static_cast<size_t>(layers))
-            builder.metadata().fail(key, "has " + std::to_string(windowed->size()) + " entries, " +
+            builder.metadata().fail(key, "has " + std::to_string(windowed->size()) + " entries, but " +
                                              builder.hyper().architecture + ".block_count is " +
                                              std::to_string(layers));
         for (const bool is_windowed : *windowed) full.push_back(!is_windowed);

@@ -83,7 +83,7 @@ void apply_factors(const gguf::File &file, Builder &builder) {
                                multiply(part.weight, part.scale, part.bias);
                        },
                        [&](kernels::Logits &s) { multiply(s.weight, s.scale, s.bias); },
-                       // One factor cannot serve several matrices: the file's remain unused.
+                       // One factor cannot apply to several matrices: the file's factors remain unused.
                        [](kernels::HeadLinear &) {},
                        [](kernels::Experts &) {},
                        // Steps without matrices.

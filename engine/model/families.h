@@ -13,7 +13,8 @@ struct Family {
     void (*emit)(Builder &);        // writes the whole program
     // Layers may differ in size: attention.head_count_kv and feed_forward_length may be arrays.
     bool layers_differ = false;
-    // Some layers have no attention, or no feed-forward network: entries of those arrays may be 0.
+    // Some layers have no attention or no feed-forward network: attention.head_count_kv or
+    // feed_forward_length may be 0 for them.
     bool recurrent = false;
     // Without attention.key_length, heads have rope.dimension_count dimensions, not embedding_length / heads.
     bool whole_heads_rotate = false;

@@ -9,8 +9,8 @@
 
 namespace runnel::model {
 
-// A program of the steps before layer `layers` and those after the last layer. Its weights share the memory
-// of those of `program`. Throws ModelError if the model has no more than `layers` >= 1 layers.
+// A program of the steps before layer `layers` and those after the last layer. Its weights share
+// memory with the weights of `program`. Throws ModelError if the model has no more than `layers` >= 1 layers.
 kernels::Program first_layers(const kernels::Program &program, int32_t layers);
 
 }  // namespace runnel::model

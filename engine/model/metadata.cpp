@@ -73,7 +73,7 @@ std::optional<std::vector<int64_t>> Metadata::integers(std::string_view key, int
     if (value->type() != gguf::ValueType::Array)
         return std::vector<int64_t>(static_cast<size_t>(layers), *integer(key, low, high));
     if (value->size() != static_cast<uint64_t>(layers))
-        fail(key, "has " + std::to_string(value->size()) + " entries, " + gguf::printable(architecture_) +
+        fail(key, "has " + std::to_string(value->size()) + " entries, but " + gguf::printable(architecture_) +
                       ".block_count is " + std::to_string(layers));
     std::vector<int64_t> entries = value->as_ints();
     if (entries.size() != value->size()) fail(key, "not an array of integers");

@@ -25,7 +25,7 @@ struct HyperParameters {
     std::string architecture;
     int64_t vocab;  // rows of token_embd.weight
     int64_t context_length;
-    bool context_is_limit = false;  // a longer context would be computed wrongly, however it is asked for
+    bool context_is_limit = false;  // results beyond this context would be wrong
     int64_t embedding_length;
     int32_t block_count;          // without the draft layers
     int32_t draft_layers;         // after the others: multi-token prediction, not used

@@ -393,7 +393,7 @@ std::vector<bool> recurrent_layers(const Builder &b, int64_t interval) {
     interval = b.metadata().integer("full_attention_interval", 1, INT32_MAX).value_or(interval);
     if (const auto flags = b.metadata().booleans(key)) {
         if (flags->size() != static_cast<size_t>(count))
-            b.metadata().fail(key, "has " + std::to_string(flags->size()) + " entries, " +
+            b.metadata().fail(key, "has " + std::to_string(flags->size()) + " entries, but " +
                                        b.hyper().architecture + ".block_count is " + std::to_string(count));
         return *flags;
     }

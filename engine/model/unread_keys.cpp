@@ -49,7 +49,7 @@ constexpr Mathematical kMathematical[] = {
     {"swin_norm"},
 };
 
-// Keys to ignore: tensors show the same, they do not concern text, or they only qualify other keys.
+// Keys to ignore: they repeat what tensors show, do not concern text, or only qualify other keys.
 constexpr std::string_view kHarmless[] = {
     "adapters.",
     "attention.sliding_window_pattern",

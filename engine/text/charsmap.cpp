@@ -59,7 +59,8 @@ std::optional<Charsmap> Charsmap::load(const gguf::File &file) {
     if (trie == 0 || trie % 4 != 0 || trie > bytes.size() - 4)
         fail(kKey, "does not start with the size of a trie that fits in its " + std::to_string(bytes.size()) +
                        " bytes");
-    if (bytes.size() == 4 + trie || bytes.back() != 0) fail(kKey, "its replacements do not end in a zero");
+    if (bytes.size() == 4 + trie || bytes.back() != 0)
+        fail(kKey, "its replacements do not end with a zero byte");
     Charsmap map;
     for (size_t at = 4; at < 4 + trie; at += 4) map.units_.push_back(read_u32(bytes, at));
     map.replacements_ = bytes.substr(4 + trie);

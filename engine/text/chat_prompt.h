@@ -65,10 +65,10 @@ class ChatPrompt {
     void set_thinking(Thinking thinking);
     Thinking thinking() const { return options_.thinking; }
 
-    // Text of the template is special, text of the messages is not: see Tokenizer::encode(segments).
-    // Reasoning goes where the template reads it, or is dropped. A system message that the template rejects
-    // is put in front of the first user message. Throws jinja::TemplateError.
-    // `tools`: definitions in place of options.tools.
+    // Text of the template is special, text of the messages is not: see Tokenizer::encode(segments). Passes
+    // reasoning under the name that the template reads, or drops it. A system message that the template
+    // rejects is put before the first user message. Throws jinja::TemplateError. `tools`: definitions in
+    // place of options.tools.
     std::vector<Segment> render(std::span<const Message> messages, bool add_generation_prompt = true,
                                 const nlohmann::ordered_json *tools = nullptr) const;
 

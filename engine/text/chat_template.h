@@ -14,7 +14,7 @@ struct Message {
     std::string tool_call_id{}, name{};  // of a tool's result
 };
 
-// Neither of the two writes BOS: Tokenizer::encode with add_special adds it where the model needs one.
+// Neither template writes BOS: Tokenizer::encode with add_special adds it if the model needs one.
 inline constexpr std::string_view kChatMl =
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

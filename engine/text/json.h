@@ -35,7 +35,7 @@ class JsonError : public std::runtime_error {
 Json parse_json(std::string_view text, const JsonLimits &limits = {},
                 const std::atomic<bool> *stop = nullptr);
 
-// The value of a key; null where `object` is no object, has no such key, or has null there.
+// The value of a key; null if `object` is not an object, has no such key, or has null there.
 const Json *find_member(const Json &object, std::string_view key);
 
 }  // namespace runnel::text

@@ -17,7 +17,7 @@
 
 namespace runnel::text {
 
-// Whose rules to follow where they differ.
+// Whose rules to follow if they differ.
 enum class Conventions : uint8_t {
     Model,  // the model's own tokenizer
     Llama,  // llama.cpp, for comparisons

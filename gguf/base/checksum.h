@@ -11,7 +11,7 @@
 
 namespace runnel::base {
 
-// A 128-bit hash of all bytes added; it does not matter how they are split over calls.
+// A 128-bit hash of all bytes added, independent of how they are split over calls.
 class Checksum {
   public:
     using Value = std::array<uint64_t, 2>;

@@ -1,9 +1,9 @@
-// The end of a computation that the user stopped.
+// The exception for a computation that the user stopped.
 #pragma once
 
 namespace runnel::base {
 
-// Thrown where a stop request ends a computation that has no partial result.
+// Thrown when a stop request ends a computation that has no partial result.
 struct Interrupted {};
 
 }  // namespace runnel::base

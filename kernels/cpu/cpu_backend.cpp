@@ -71,7 +71,7 @@ struct Worker {
     size_t phase = 0;  // index of the current phase
 };
 
-// Where a matrix product goes: out[t] = softcap(scale * (product + bias)) + add[t].
+// The destination of a matrix product: out[t] = softcap(scale * (product + bias)) + add[t].
 struct Destination {
     float *out;
     int64_t stride;  // of out and add: floats from token to token
@@ -106,7 +106,7 @@ class CpuBackend final : public Backend {
     int thread_count() const;
     void start_pool();
     void reserve_activations();
-    // Bytes that the largest steps need beside their slots; the runners reserve their own.
+    // Bytes that the largest steps need in addition to their slots; the runners reserve their own.
     struct WorkSpace {
         size_t product = 0, scratch = 0, packed_head = 0;
     };
@@ -441,7 +441,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
     return next;
 }
 
-// Where a thread starts reading a matrix in decode.
+// The bytes at which a thread starts reading a matrix in decode.
 const std::byte *CpuBackend::first_bytes(const Weight *w, int thread) const noexcept {
     if (w == nullptr) return nullptr;
     const int64_t tiles = (w->rows + kTileRows - 1) / kTileRows;

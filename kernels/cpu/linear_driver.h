@@ -116,8 +116,8 @@ template <typename Engine>
 constexpr int64_t kBlockBytes = int64_t{kRecordCols} / Engine::kGroupCols *Engine::kGroupBytes;
 
 // Prefetches what is read next, in equal shares per group j of 32 columns: a burst of requests would delay
-// the loads after it. From memory: the share of the next tile that belongs to this block, at `next`. From L2
-// into L1: the next 256 columns of the current rows.
+// the loads after it. From memory, prefetches the share of the next tile that belongs to this block, at
+// `next`; from L2 into L1, the next 256 columns of the current rows.
 template <typename Engine>
 [[gnu::always_inline]] inline void prefetch_share(Rows rows, int64_t j, const std::byte *next) {
     constexpr int row_bytes = static_cast<int>(kBlockBytes<Engine>), share_bytes = kRows * row_bytes / 8;

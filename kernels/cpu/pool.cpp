@@ -147,7 +147,8 @@ std::string first_line(const std::filesystem::path &path) {
     return line;
 }
 
-// The quota of one control group in CPUs, or 0. v2: "max 100000" (none), "150000 100000"; v1: -1 means none.
+// The CPU quota of one control group; 0 without a limit. v2: "150000 100000", or "max 100000" for none; v1:
+// -1 for none.
 int group_limit(const std::filesystem::path &group) {
     double quota = 0, period = 0;
     if (std::ifstream file(group / "cpu.max"); file) {

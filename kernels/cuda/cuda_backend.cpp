@@ -236,7 +236,7 @@ void CudaBackend::allocate() {
 }
 
 // Loads the kernels that the plan needs (the runners of experts, heads and logits load their own),
-// because a first launch while a graph is recorded cannot. Throws for what the device cannot run,
+// because a launch cannot load its kernel while a graph is recorded. Throws for what the device cannot run,
 // before weights are uploaded.
 void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(embed_kernel().handle, 0);

@@ -320,7 +320,7 @@ class ReferenceBackend final : public Backend {
             for (int32_t i = 0; i < q.count; ++i) put(q, q.past + i, q.first + i);
         }
     }
-    // Cells [0, count) of a sequence; zeros where there is no block.
+    // Cells [0, count) of a sequence; zeros if there is no block.
     static Row cells_of(const std::vector<uint16_t> &pages, size_t cell_width, CacheType type,
                         std::span<const BlockId> table, int32_t count) {
         Row out(static_cast<size_t>(count) * cell_width);

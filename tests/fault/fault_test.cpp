@@ -1,4 +1,4 @@
-// Lets one libc call fail, at one place after the other (tests/fault/fault.c). The program must end with a
+// Makes one libc call fail, at one place after the other (tests/fault/fault.c). The program must end with a
 // fitting code and message, leave correct output and no stray files; a batch must resume where it stopped.
 //
 // Tries a sample of the places; with RUNNEL_FAULTS=N, the first N of every call; with N = 0, all of them.

@@ -1,5 +1,6 @@
-// A power failure: records what commands write (FAULT_LOG of tests/fault/fault.c) and makes the files that the disk
-// may hold after any prefix of it. Outputs are the old or the new ones, complete; a batch resumes to the same bytes.
+// Power failures: records the writes of commands (FAULT_LOG of tests/fault/fault.c) and recreates, for every prefix of
+// the record, files that the disk may then hold. An output is complete, the old or the new one; a batch resumes to the
+// same bytes.
 //
 // The disk keeps all changes of a file up to its last sync, and a prefix of the later ones, whose end may be partial
 // and have zeros where nothing arrived; of a folder's names it keeps the changes up to its last sync and a prefix of

@@ -160,7 +160,7 @@ TEST_CASE("fuzz: mutated templates render or are refused") {
     CHECK(refused > 1000);
 }
 
-TEST_CASE("fuzz: templates made to take for ever, or all memory, are stopped") {
+TEST_CASE("fuzz: templates that run forever or take all memory are stopped") {
     const std::vector<std::string> sources = {
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",

@@ -229,7 +229,7 @@ TEST_CASE("file: messages are one printable line of bounded length") {
     CHECK(printable("abcdef", 3) == "abc...");
 }
 
-TEST_CASE("file: what is not GGUF is named") {
+TEST_CASE("file: files that are not GGUF are recognized") {
     const TemporaryDirectory directory;
     const auto error = [&](const std::string &content) {
         write_file(directory / "model.bin", std::as_bytes(std::span(content)));

@@ -94,7 +94,7 @@ TEST_CASE("output file: replaces only empty files, own files, or on request") {
     CHECK(entries(folder.path()) == 4);  // no temporary file is left
 }
 
-TEST_CASE("output file: a file that the process reads is never written, by no name and no link") {
+TEST_CASE("output file: a file that the process reads is never written, under any name or through any link") {
     const TemporaryDirectory folder;
     const fs::path model = folder / "m-00001-of-00003.gguf", part = folder / "m-00002-of-00003.gguf";
     put(model, "weights"), put(part, "weights");
@@ -186,7 +186,7 @@ TEST_CASE("output file: files of killed processes are removed, those of running 
 }
 
 // Exceeding the file size limit raises a signal that ends a program unless it is ignored.
-TEST_CASE("output file: a full disk leaves what was there, and nothing else") {
+TEST_CASE("output file: a full disk leaves the old file, and nothing else") {
     const TemporaryDirectory folder;
     put(folder / "old", "old");
     const pid_t child = fork();

@@ -145,7 +145,7 @@ TEST_CASE("scan: scales of formats that no kernel of this program multiplies, an
     CHECK(damaged(gguf::Type::NVFP4, 4, {0xff}) == 0);  // weights
 }
 
-TEST_CASE("scan: every block and every page is looked at, in pieces, too") {
+TEST_CASE("scan: every block and every page is checked, also in pieces") {
     std::mt19937 random(5);
     const gguf::Type type = gguf::Type::Q4_K;
     const size_t size = gguf::traits(type).block_bytes;
@@ -172,7 +172,7 @@ TEST_CASE("scan: every block and every page is looked at, in pieces, too") {
     CHECK(gguf::scan(type, data).not_finite == 0);
 }
 
-TEST_CASE("scan: how many of the last pages are zeros, in pieces, too") {
+TEST_CASE("scan: counts the zero pages at the end, also in pieces") {
     std::vector<std::byte> data(10 * gguf::kScanPage);
     const auto tail_of = [&](size_t piece) {
         gguf::DataScan found;

@@ -56,7 +56,7 @@ TEST_CASE("cuda code: no local memory, and no kernel larger than the table says"
     std::string compiler;
     const Table table = read_table(compiler);
     const bool same_compiler = compiler == "# " + tests::compiler_of(build());
-    if (!same_compiler) MESSAGE("another compiler than the table's: only local memory is looked at");
+    if (!same_compiler) MESSAGE("the compiler is not the table's: only local memory is checked");
     const std::vector<tests::TableRow> rows = tests::read_build(build());
     if (rows.empty())
         return testing::skip("the machine code is compressed: build with INSPECT=--no-compress");

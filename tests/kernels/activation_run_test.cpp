@@ -187,7 +187,7 @@ TEST_CASE("imatrix: the activations in front of every matrix are the reference's
     }
 }
 
-TEST_CASE("imatrix: a run leaves out the output matrix unless it is asked for, and starts anew each time") {
+TEST_CASE("imatrix: a run omits the output matrix unless requested, and starts afresh each time") {
     const TemporaryModel file{ModelShape{}};
     const model::Model model = model::build(file.file);
     CHECK_FALSE(measured(model.program, false).entries.contains("output.weight"));

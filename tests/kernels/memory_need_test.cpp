@@ -123,7 +123,7 @@ TEST_CASE("memory need: keys of more than 128 dimensions with values of fewer ha
 }
 
 TEST_CASE(
-    "memory need: what the room for partial results cannot hold at once is done in turns, bit for bit") {
+    "memory need: batches whose partial results do not fit at once run in several launches, bit for bit") {
     const TinyProgram tiny({.layers = 1,
                             .heads = 32,
                             .kv_heads = 32,

@@ -163,7 +163,7 @@ class BodyReader {
             now.negated = in_.take('!');
             const Operand guard = operand();
             if (guard.kind != Operand::Kind::Register || bits(guard) != 1)
-                in_.fail("a guard that is no predicate");
+                in_.fail("a guard that is not a predicate");
             now.guard = guard.reg;
         }
         const std::string_view word = in_.word();
@@ -245,7 +245,7 @@ class BodyReader {
             o.bits = negative ? 0 - value : value;
             return o;
         }
-        if (negative) in_.fail("a minus before what is no number");
+        if (negative) in_.fail("a minus sign without a number");
         const auto found = numbers_.find(std::string(word));
         o.kind = found != numbers_.end() ? Operand::Kind::Register : Operand::Kind::Name;
         if (found != numbers_.end())

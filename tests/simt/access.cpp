@@ -103,7 +103,7 @@ struct GlobalBytes {
 
 GlobalBytes global_range(Launch &launch, const void *p, size_t bytes) {
     Allocation *allocation = memory().find(p);
-    if (!allocation) launch.fail("access of " + place_of(p, bytes) + ", which is no device memory");
+    if (!allocation) launch.fail("access of " + place_of(p, bytes) + ", which is not device memory");
     if (memory().is_foreign(*allocation)) launch.fail(allocation->name + " is another device's memory");
     const auto offset = static_cast<size_t>(static_cast<const std::byte *>(p) - allocation->begin());
     NamedRegion *region = allocation->find(offset, bytes);
@@ -188,7 +188,7 @@ void write_global(Launch &launch, void *p, size_t bytes, const Access &mine) {
     if (at.region.streamed >= launch.first_run() && at.region.streamed <= launch.last_run())
         launch.fail("writes " + at.region.name + ", which this launch reads by ldg*_stream");
     if (at.region.early > launch.last_run())
-        launch.fail("writes " + at.region.name + ", which the launch behind reads before grid_dep_wait()");
+        launch.fail("writes " + at.region.name + ", which the next launch reads before grid_dep_wait()");
     at.region.traffic.written += bytes;
     at.allocation.last_written = launch.this_run();
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {

@@ -386,7 +386,7 @@ void Launch::fence() {
     me.fenced = w.known;
     Known own;
     own.clocks = w.clocks;
-    // Of its own warp, the lane knows everything before the last warp_sync, and its own accesses.
+    // A lane knows all accesses of its warp before the last warp_sync, and its own accesses.
     const auto index = static_cast<size_t>(w.index);
     own.single.push_back(static_cast<uint32_t>(w.index) << 25 | static_cast<uint32_t>(me.index) << 20 |
                          own.clocks[index]);
@@ -403,7 +403,7 @@ void Launch::hand_over(const void *atomic) {
 std::string Launch::describe(const Access &access) const {
     std::string text = "thread " + std::to_string(access.warp * kLanes + access.lane);
     if (access.block < first_run_) return text + " of the previous launch";
-    if (access.block >= first_run_ + order_.size()) return text + " of the launch behind";
+    if (access.block >= first_run_ + order_.size()) return text + " of the next launch";
     if (access.block != this_run_) text += " of block " + std::to_string(order_[access.block - first_run_]);
     return text;
 }

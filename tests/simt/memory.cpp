@@ -122,7 +122,7 @@ Allocation *Memory::find(const void *p) {
 
 Allocation &Memory::range(const void *p, size_t bytes, const char *what) {
     Allocation *allocation = find(p);
-    if (!allocation) throw Violation(std::string(what) + ": " + hex(p) + " is no device memory");
+    if (!allocation) throw Violation(std::string(what) + ": " + hex(p) + " is not device memory");
     if (is_foreign(*allocation))
         throw Violation(std::string(what) + ": " + allocation->name + " is another device's memory");
     const auto offset = static_cast<size_t>(static_cast<const std::byte *>(p) - allocation->begin());

@@ -390,7 +390,7 @@ std::vector<WrongKernel> wrong_kernels() {
         wrong<SharedBeyond>("of shared memory, of which the launch has"),
         wrong<SharedTooLarge>("bytes of shared memory, the launch gives"),
         wrong<GlobalBeyond>("out of bounds"),
-        wrong<WildPointer>("which is no device memory"),
+        wrong<WildPointer>("which is not device memory"),
         wrong<SharedUnwritten>("which was never written"),
         wrong<GlobalUnwritten>("which was never written"),
         wrong<DivergentShuffle>("diverged"),

@@ -22,7 +22,7 @@ struct Answered {
 using AnswerKey = std::pair<completion::RequestId, int32_t>;  // request and sample
 using AllAnswers = std::map<AnswerKey, Answered>;
 
-// Adds the events of a queue; calls `on_done` at each end of an answer.
+// Adds a queue's events to `answers`; calls `on_done` at the end of each answer.
 template <class OnDone>
 void gather(const completion::CompletionQueue &queue, AllAnswers &answers, OnDone on_done) {
     for (const completion::Event &event : queue.events()) {

@@ -1,4 +1,4 @@
-// Processor time, for claims about work that no counter shows. Unlike wall-clock time, it excludes what other
+// Processor time, for tests of work that no counter measures. Unlike wall-clock time, it excludes what other
 // programs on a busy machine take (but not their use of memory bandwidth). As machines and builds differ in
 // speed, compare it with processor time of the same run, or with kHang.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace runnel::testing {
 
-// Far more seconds than any tested work takes, with sanitizers, on a slow machine: work that reaches it would
-// probably not have ended.
+// Far more seconds than any tested work takes, with sanitizers, on a slow machine: work that takes so long
+// would probably never end.
 inline constexpr double kHang = 60;
 
 // Processor time of the calling thread.

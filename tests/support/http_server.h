@@ -33,7 +33,7 @@ struct ServerReply {
     int status = 200;
     std::string body = {};
     std::vector<std::string> headers = {};  // "Name: value", in addition to Content-Length
-    size_t cut = static_cast<size_t>(-1);   // the connection is closed after so many bytes of the body
+    size_t cut = static_cast<size_t>(-1);   // the connection is closed after this many bytes of the body
     bool stalls = false;                    // after `cut` bytes, sends nothing until the client gives up
     std::string length = {};                // a Content-Length that is not the body's; "-": none
 };

@@ -1,4 +1,4 @@
-// Measures the matrix kernels: GMAC/s and GB/s per format, number of tokens and threads, beside the read
+// Measures the matrix kernels: GMAC/s and GB/s per format, number of tokens and threads, and the read
 // bandwidth.
 //   bench_linear [--isa NAME] [--rows N] [--cols N] [--threads N] [--tokens a,b,c] [--types a,b,c] [--reps N]
 //   [--mb N]

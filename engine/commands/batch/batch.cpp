@@ -1,5 +1,5 @@
-// Many prompts in, many answers out: lines are read as there is room for them, computed together, and written
-// as they are done.
+// `runnel batch`: reads many prompts as there is room for them, computes them together, and writes each
+// answer when it is done.
 #include <chrono>
 #include <optional>
 
@@ -15,7 +15,7 @@ int batch(const BatchOptions &options, Io &io) {
     std::optional<decode::DeadlineTimer> deadline;
     if (options.generation.deadline)
         deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
-    if (options.force && !options.resume) throw UsageError("--force is for --resume");
+    if (options.force && !options.resume) throw UsageError("--force needs --resume");
     BatchInput input(options, io);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);

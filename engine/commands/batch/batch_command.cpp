@@ -14,7 +14,7 @@ Command batch_command() {
                     .description =
                         "Answers many prompts, several at a time. Every line of the input is a JSON "
                         "object with \"prompt\" or \"messages\", or a line of an OpenAI batch file; "
-                        "its settings go before the options. Every line of the output is an answer.",
+                        "its settings override the options. Every line of the output is an answer.",
                     .examples = {"batch model.gguf -i prompts.jsonl -o answers.jsonl",
                                  "batch model.gguf -i prompts.jsonl -o answers.jsonl --resume",
                                  "batch model.gguf --lines -n 50 < questions.txt"}};
@@ -32,7 +32,8 @@ Command batch_command() {
     add_template_options(table, o->chat, o->show_thinking);
     add_generation_options(table, o->generation);
     add_model_options(table, o->model);
-    table.number("-np,--parallel", o->parallel, whole_numbers(1, 4096), "most answers computed at a time");
+    table.number("-np,--parallel", o->parallel, whole_numbers(1, 4096),
+                 "maximum number of answers computed at a time");
     add_overflow_option(table, o->overflow);
     add_draft_options(table, o->draft);
     table.in_group(Group::Output);

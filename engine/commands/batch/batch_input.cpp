@@ -76,7 +76,7 @@ BatchInput::Next BatchInput::next(int milliseconds, const BatchOutput &output) {
     return {Next::State::Row, std::move(row), line_, bytes};
 }
 
-// Once per key, and for the first kMost keys only: rows may carry any other data.
+// Notes each key once, and only the first kMost keys, because rows may carry any other data.
 void BatchInput::note_unknown(const std::string &key, int64_t line) {
     constexpr size_t kMost = 16;
     if (unknown_keys_.size() < kMost && unknown_keys_.insert(key).second)

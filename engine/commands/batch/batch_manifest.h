@@ -1,13 +1,14 @@
-// The manifest of a batch output, a file beside it (OUT.resume): records what the answers were computed from, so
-// that --resume continues only with the same model, options and rows, and recognizes its own lines.
+// The manifest of a batch output, a file next to it (OUT.resume). It records what the answers were computed
+// from, so that --resume continues only with the same model, options and rows, and recognizes its own lines.
 //
-// JSON lines. A header comes first, and again where the settings change:
+// JSON lines. A header comes first, and another one whenever the settings change:
 //   {"runnel_batch": 3, "output": "DEVICE:INODE:BIRTH", "settings": {"NAME": "VALUE", ...}}
 // then a record for each line of the output, written before that line:
 //   {"line": 12, "at": 3456, "bytes": 210, "row": "HASH", "answer": "HASH"}
 // line: its number in the input; at, bytes: place of its answer in the output; row, answer: hashes of both.
 //
-// After a crash or a power failure either file may end anywhere, or hold zeros where nothing reached the disk.
+// After a crash or a power failure, either file may end anywhere, or hold zeros for data that did not reach
+// the disk.
 // The first incomplete record and all after it are ignored.
 #pragma once
 

@@ -6,9 +6,9 @@
 //   /v1/chat/completions or /v1/completions
 // Output:
 //   {"id", "line", "text", "prompt_tokens", "completion_tokens", "finish_reason"}, or
-//   {"id", "line", "error": {"message", "line"}}; "id" only where the request has one, "reasoning" where the
-//   model reasoned, "forgotten_tokens" where the text exceeded the context and the answer went on,
-//   "logprobs" and "prompt_logprobs" (completion/logprobs.h) where they were requested
+//   {"id", "line", "error": {"message", "line"}}; "id" only if the request has one, "reasoning" if the model
+//   reasoned, "forgotten_tokens" if the text exceeded the context and the answer continued, "logprobs" and
+//   "prompt_logprobs" (completion/logprobs.h) if they were requested
 //   a line of an OpenAI batch output file (reasoning: "reasoning_content" of the message), whose "id" is
 //   "batch_req_" and the line's number; its "created" is 0, so that equal runs write equal bytes
 #pragma once
@@ -43,7 +43,7 @@ struct Row {
 
 // Never throws, whatever the line holds.
 Row parse_row(std::string_view line, int64_t number);
-// The line as it stands is the prompt.
+// The whole line is the prompt.
 Row text_row(std::string_view line, int64_t number);
 
 // Lines of the output, with their line ends.

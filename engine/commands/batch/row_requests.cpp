@@ -42,9 +42,9 @@ completion::Request RowRequests::of(const Row &row) {
     body.apply(request);
     if (body.prompt && (body.suffix || row.raw || options_.raw || !format_.has_template())) {
         if (!row.raw && !system_.empty())
-            throw UsageError(body.suffix ? "there is no place for a system prompt beside a suffix"
-                                         : "there is no place for a system prompt without a chat template");
-        if (body.tools) throw InputError("there is no place for tools without a chat template");
+            throw UsageError(body.suffix ? "a system prompt cannot be used with a suffix"
+                                         : "a system prompt needs a chat template");
+        if (body.tools) throw InputError("tools need a chat template");
         return request;
     }
     std::vector<text::Message> messages = body.messages;
@@ -59,7 +59,7 @@ completion::Request RowRequests::of(const Row &row) {
     return request;
 }
 
-// Once per problem, and the first kMostProblems only: rows mostly bring the same tools.
+// Notes each problem once, and only the first kMostProblems, because most rows have the same tools.
 void RowRequests::note_problems(const text::ToolUse &tools, int64_t line) {
     for (const std::string &problem : grammar::tool_problems(*format_.tool_format(), tools))
         if (problems_.size() < kMostProblems && problems_.insert(problem).second)

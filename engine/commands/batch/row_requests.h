@@ -20,7 +20,7 @@ class RowRequests {
     RowRequests(const BatchOptions &options, const completion::PromptFormat &format,
                 const decode::SamplingOptions &sampling, const decode::StopRequest &stop, Io &io);
 
-    // The request of a row: a turn of a conversation, or a text to complete as it stands. Throws
+    // The request of a row: a turn of a conversation, or a text to complete without a template. Throws
     // std::runtime_error if the row cannot be answered.
     completion::Request of(const Row &row);
 

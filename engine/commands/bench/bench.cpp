@@ -1,4 +1,4 @@
-// Prefill and decode speed against what the hardware allows.
+// Prefill and decode speed, compared with what the hardware allows.
 #include <algorithm>
 #include <iterator>
 
@@ -16,26 +16,26 @@ namespace {
 using decode::Engine;
 using measure::DeviceLimits, measure::median, measure::SpeedRow;
 
-// Of all that was measured beside the rows; of one reading, when nothing was.
+// The median of the bandwidths measured around the tests; without any, one new measurement.
 double median_bandwidth(const std::vector<SpeedRow> &rows, DeviceLimits &limits) {
     std::vector<double> all;
     for (const SpeedRow &row : rows) all.insert(all.end(), row.bandwidths.begin(), row.bandwidths.end());
     return all.empty() ? limits.bandwidth() : median(std::move(all));
 }
 
-// The context that all tests fit in.
+// The context that holds every test.
 int64_t needed_context(const BenchOptions &options, int32_t batch, int32_t most_sequences) {
     const int64_t deepest = std::ranges::max(options.depths);
     int64_t tokens = std::max(std::ranges::max(options.prompts), std::ranges::max(options.generates));
     for (const auto &[prompt, generate] : options.both) tokens = std::max(tokens, int64_t{prompt} + generate);
     int64_t needed = deepest + tokens;
-    // The first answers go on while the last prompts are computed.
+    // Sequences that started early decode further tokens while the last prompts are prefilled.
     if (most_sequences > 1)
         needed += 2 + int64_t{most_sequences} * (deepest + 1) / std::max(1, batch - most_sequences);
     return needed;
 }
 
-// `test` as in "pp512": which of how many.
+// Shows that `test` ("pp512") is number `number` of `all`.
 void show(Io &io, const std::string &test, size_t number, size_t all) {
     if (io.err.is_terminal())
         io.progress("\r\033[K" + test + " (" + std::to_string(number) + " of " + std::to_string(all) + ")");

@@ -14,7 +14,7 @@
 namespace runnel::commands {
 namespace {
 
-// The options of the model that take a list: every combination is measured.
+// Model options that take a list; every combination is measured.
 struct Axis {
     std::vector<std::string> values;
     std::function<void(const std::string &)> set;
@@ -30,7 +30,7 @@ std::shared_ptr<Axes> add_axes(OptionTable &table) {
     return axes;
 }
 
-// The last list varies fastest. `model`: what the options set.
+// All combinations; the last list varies fastest. `model`: the options that are not lists.
 std::vector<ModelOptions> variants(const Axes &axes, const ModelOptions &model) {
     size_t count = 1;
     for (const Axis &axis : axes) {
@@ -66,11 +66,11 @@ Command bench_command() {
     Command command{
         .name = "bench",
         .usage = "MODEL",
-        .summary = "prefill and decode speed against what the hardware allows",
+        .summary = "prefill and decode speed, compared with the hardware's limits",
         .description =
-            "Measures prefill and decode, and the memory bandwidth in the same run. With "
-            "options of drafts: what drafts gain. -p, -n, -d, -t, -b, -ngl, -ctk and -ctv take lists: "
-            "every combination is measured.",
+            "Measures prefill and decode, and the memory bandwidth in the same run. With draft "
+            "options, measures the gain from speculative decoding. -p, -n, -d, -t, -b, -ngl, -ctk "
+            "and -ctv take lists: every combination is measured.",
         .examples = {"bench model.gguf", "bench model.gguf -p 512 -n 128 -d 0,4096 --json",
                      "bench model.gguf -t 1,2,4 -ctk f16,q8_0 -o md",
                      "bench model.gguf --sequences 16,32 -p 0",
@@ -87,25 +87,24 @@ Command bench_command() {
                  "tokens of the decode test; 0: none; a list: 32,128")
         .by_default("128");
     Option &both =
-        table.add("-pg", "P,G", "also a prefill of P tokens and G decoded ones, timed together; repeatable",
+        table.add("-pg", "P,G", "also prefill P tokens and decode G, timed together; repeatable",
                   [o = o.get()](const std::string &text) { o->both.push_back(prompt_and_answer(text)); });
     both.is_repeatable = true;
     both.clear = [o = o.get()] { o->both.clear(); };
-    table.number("-r,--repetitions", o->repetitions, whole_numbers(1, 10000), "how often each");
+    table.number("-r,--repetitions", o->repetitions, whole_numbers(1, 10000), "repetitions of each test");
     table
         .numbers("-d,--depth,--n-depth", o->depths, whole_numbers(0, 1 << 24),
-                 "tokens in the cache before it; a list: 0,4096")
+                 "tokens in the KV cache before each test; a list: 0,4096")
         .by_default("0");
     table.numbers("--sequences,-npl", o->sequences, whole_numbers(1, 4096),
-                  "also decode so many sequences at a time, against one; a list: 16,32");
+                  "also decode N sequences at a time, compared with one; a list: 16,32");
     auto exhibit = std::make_shared<ExhibitOptions>();
     table.flag("--roofline", exhibit->roofline,
-               "what limits prefill and decode, memory or arithmetic, with -pg P,G (500,200) as the request");
+               "whether memory or arithmetic limits prefill and decode; -pg P,G is the request (500,200)");
     table.flag("--naive", exhibit->naive,
-               "the loop that recomputes the text for each of -n tokens, beside the cached loop");
-    table.flag(
-        "--profile", exhibit->profile,
-        "where the time of prefill and decode goes, by kind of step and by layer, with -pg P,G (512,128)");
+               "decode -n tokens with and without a KV cache, and compare the times");
+    table.flag("--profile", exhibit->profile,
+               "time of prefill and decode by kind of step and by layer; -pg P,G is the request (512,128)");
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
     table.text("-f,--file", o->file, "with --text: also the text of a file").takes("FILE").rare();
     add_model_options(table, o->model);
@@ -120,26 +119,28 @@ Command bench_command() {
                  {"csv", Format::Csv},
                  {"json", Format::JsonObject},
                  {"jsonl", Format::JsonLines}},
-                "the result as a table, Markdown, CSV, JSON, or a JSON object per test")
+                "print a table, Markdown, CSV, JSON, or one JSON object per test")
         .takes("FORMAT");
     table.add("--json", "", "the result as JSON", [o = o.get()](const std::string &text) {
         if (truth(text)) o->output = Format::JsonObject;
     });
-    table.text("--plot", exhibit->plot, "with --roofline, --naive or --profile: the plot as a picture")
+    table
+        .text("--plot", exhibit->plot,
+              "with --roofline, --naive or --profile: write the plot to this SVG file")
         .takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
     command.call = [o, axes, exhibit, confine](const Words &words, Io &io) {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
-        if (o->file && !o->text) throw UsageError("-f is for --text");
+        if (o->file && !o->text) throw UsageError("-f needs --text");
         if (exhibit->roofline + exhibit->naive + exhibit->profile + o->text > 1)
             throw UsageError("--roofline, --naive, --profile and --text exclude each other: choose one");
         if (exhibit->any() && drafting_options(o->draft, o->model))
             throw UsageError(
-                "--roofline, --naive and --profile measure plain decoding: omit the options of drafts");
+                "--roofline, --naive and --profile measure plain decoding: omit the draft options");
         if (!exhibit->plot.empty() && !exhibit->any())
-            throw UsageError("--plot is for --roofline, --naive and --profile");
+            throw UsageError("--plot needs --roofline, --naive or --profile");
         confine({{o->model.path, o->draft.model, o->file.value_or("")}, {exhibit->plot}},
                 gpu_wish(o->model, o->draft));
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);

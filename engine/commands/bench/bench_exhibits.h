@@ -15,14 +15,14 @@ struct ExhibitOptions {
     bool any() const { return roofline || naive || profile; }
 };
 
-// A table or JSON, as `options` says; a terminal gets the plot, too. Throws what bench() does.
+// Prints a table or JSON, as `options` says; on a terminal also the plot. Throws what bench() throws.
 int bench_roofline(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_naive(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_profile(const BenchOptions &options, const std::string &plot, Io &io);
 
-// "test" on a terminal's line of progress; an empty one clears the line.
+// Shows the name of the running test on a terminal; an empty name clears the line.
 void show_progress(Io &io, const std::string &test);
-// Throws UsageError where `options` asks for what `mode` does not show.
+// Throws UsageError if `options` has settings that `mode` does not support.
 void check_exhibit(const BenchOptions &options, const std::string &mode);
 
 }  // namespace runnel::commands

@@ -13,7 +13,7 @@ namespace {
 
 using measure::NaiveComparison, measure::NaiveStep;
 
-// Whether the table has a row: powers of two, and the last step.
+// Whether the table has a row for this step: lengths that are powers of two, and the last step.
 bool is_shown(const NaiveComparison &compared, const NaiveStep &step) {
     return (step.length & (step.length - 1)) == 0 || &step == &compared.steps.back();
 }
@@ -46,7 +46,7 @@ Plot plot_of(const NaiveComparison &c) {
     plot.x = {"length of the text, tokens", true};
     plot.y = {"milliseconds per token", true};
     Series cached{"cached", {}}, naive{"recomputed", {}};
-    double next = 1;  // some 12 points for every factor of 10
+    double next = 1;  // about 12 points per factor of 10
     for (const NaiveStep &step : c.steps) {
         const auto length = static_cast<double>(step.length);
         if (length < next && &step != &c.steps.back()) continue;
@@ -102,7 +102,7 @@ int bench_naive(const BenchOptions &options, const std::string &plot, Io &io) {
     check_exhibit(options, "--naive");
     check_plot_file(plot, io);
     if (options.generates.size() != 1 || options.generates[0] < 2 || options.generates[0] > 16384)
-        throw UsageError("--naive generates one text: -n with a number from 2 to 16384");
+        throw UsageError("--naive generates one text: give one -n from 2 to 16384");
     const int32_t tokens = options.generates[0];
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);

@@ -48,16 +48,16 @@ std::string differences(const BenchRun &run, const std::vector<BenchRun> &runs) 
     return text;
 }
 
-// What the row shows beside its speed.
+// The columns after the speed.
 std::string remark(const SpeedRow &row, const BenchRun &run) {
     const auto tensors = row.operations > 0 && run.tensor_rate > 0
-                             ? format(" %28.1f%% of multiplying", 100 * row.operations / run.tensor_rate)
+                             ? format(" %28.1f%% of multiply rate", 100 * row.operations / run.tensor_rate)
                              : "";
     switch (row.kind) {
         case Kind::Prefill:
             return format(" %10.1f ms", row.first_token * 1e3) + tensors;
         case Kind::Sequences:
-            return format(" %30.2f times one at a time", median(row.gains));
+            return format(" %30.2f times one sequence", median(row.gains));
         case Kind::Both:
             return "";
         case Kind::Decode:
@@ -77,7 +77,7 @@ std::string table(const std::vector<BenchRun> &runs) {
         text +=
             format("%s: %.1f GB/s (%s)", run.device.c_str(), run.bandwidth / 1e9, run.bandwidth_of.c_str());
         if (run.tensor_rate > 0)
-            text += format(", multiplies %.0f TFLOP/s (16 bits)", run.tensor_rate / 1e12);
+            text += format(", %.0f TFLOP/s in 16-bit multiplications", run.tensor_rate / 1e12);
         if (std::ranges::any_of(run.rows, &SpeedRow::in_cache))
             text += format("\na token's bytes fit in the CPU's cache (%.0f MiB): memory is not the limit",
                            static_cast<double>(run.cache) / 0x1p20);
@@ -134,8 +134,8 @@ Json json_of(const BenchRun &run) {
             {"load_ms", run.load_seconds * 1e3}};
 }
 
-// What is true of the run stands beside the tests; with lists, that of the first run, and every test says its
-// own settings.
+// Values of the whole run are fields of the top object. With lists, they are those of the first run, and
+// every test has its own settings.
 std::string json_text(const std::vector<BenchRun> &runs, const BenchOptions &options) {
     Json json = json_of(runs.front());
     json["repetitions"] = options.repetitions;

@@ -9,7 +9,7 @@
 
 namespace runnel::commands {
 
-// The tests of one combination of the listed options.
+// The results for one combination of the listed options.
 struct BenchRun {
     ModelOptions model;
     int threads;  // of the CPU, as used

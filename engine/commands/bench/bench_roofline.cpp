@@ -34,7 +34,7 @@ std::string table(const Roofline &r, const std::string &device) {
     std::string text = device + "\n";
     text += format("memory      %8.1f GB/s  %s\n", r.bandwidth / 1e9, r.bandwidth_of.c_str());
     text += format("arithmetic  %8.0f Gop/s %s\n", r.multiply_rate / 1e9, r.multiply_of.c_str());
-    text += format("ridge point %8.1f operations per byte: below, memory is the limit\n\n", r.ridge());
+    text += format("ridge point %8.1f operations per byte: below it, memory is the limit\n\n", r.ridge());
     text += format("prompt of %d tokens: first token after %.1f ms\n", r.prompt, r.first_token * 1e3);
     text += format("answer of %d tokens: %.2f ms per token (p50 %.2f, p95 %.2f, p99 %.2f)\n", r.generate,
                    mean(r.steps) * 1e3, percentile(r.steps, 50) * 1e3, percentile(r.steps, 95) * 1e3,
@@ -130,11 +130,11 @@ int bench_roofline(const BenchOptions &options, const std::string &plot, Io &io)
     if (options.both.size() > 1) throw UsageError("--roofline times one prompt and answer: give -pg once");
     if (!options.both.empty()) how.prompt = options.both[0].prompt, how.generate = options.both[0].generate;
     if (how.generate < 2)
-        throw UsageError("--roofline times the tokens after the first: -pg P,G with 2 or more for G");
+        throw UsageError("--roofline times the tokens after the first: give -pg P,G with a G of at least 2");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     decode::EngineOptions flags = engine_options(options.model, io, stop);
-    // No pass is longer than what the model was made for.
+    // No prefill pass exceeds the context length that the model was trained for.
     const gguf::File file = gguf::File::open(flags.model);
     const int64_t own = model::read_hyper_parameters(file).context_length;
     const int64_t longest = flags.context > 0 ? std::min(own, flags.context) : own;
@@ -152,8 +152,8 @@ int bench_roofline(const BenchOptions &options, const std::string &plot, Io &io)
     const kernels::DeviceInfo device = engine.executor().device();
     if (device.kind.find('+') != std::string::npos)
         throw UsageError(
-            "the GPU and the CPU share this model, which has no one roof: --device cpu, or a GPU that "
-            "all layers fit");
+            "the model is split between GPU and CPU, so it has no single roofline: use --device cpu, or "
+            "a GPU that holds all layers");
     if (device.kind == "cpu") limits.use_cpu(how.threads, engine.model().program.weight_bytes_per_token());
     const Roofline measured = measure::measure_roofline(how, engine, limits, stop);
     show_progress(io, "");

@@ -36,7 +36,7 @@ std::string side_by_side(const std::vector<SpeedComparison> &comparisons) {
     for (const SpeedComparison &c : comparisons) {
         std::snprintf(line, sizeof line, "%-15s %8.2f %13.2f %8.2fx %9.0f%% %8.2f%s\n", c.text.c_str(),
                       median(c.plain), median(c.drafted), median(c.gains), 100 * c.counts.acceptance_rate(),
-                      c.counts.mean_accepted(), c.same ? "" : "  (another text!)");
+                      c.counts.mean_accepted(), c.same ? "" : "  (different text!)");
         text += line;
     }
     return text;
@@ -54,7 +54,7 @@ std::string acceptance_table(const Results &results) {
         std::snprintf(part, sizeof part, "%s%.2f", i == 0 ? " " : ", ", results.passes[i]);
         text += part;
     }
-    text += " plain steps\n\ngain if so many tokens are accepted, by the length of the drafts\n";
+    text += " plain steps\n\ngain by acceptance rate and draft length\n";
     text += "accepted   chosen    bound  reached";
     for (const int32_t length : measure::kDraftLengths) {
         std::snprintf(part, sizeof part, "%8d", length);
@@ -122,7 +122,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     for (const std::string &note : engine.notes()) io.note(note);
     const auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
 
-    io.note("measuring what passes cost");
+    io.note("measuring the cost of passes");
     measure::SpeculationBench bench({.tokens = generate,
                                      .repetitions = options.repetitions,
                                      .length = {.least = options.draft.least,
@@ -131,7 +131,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
                                     engine, stop);
     Results results;
     const std::vector<TokenId> prompt = engine.tokenizer().encode(kPassage);
-    io.note("measuring a text of the model's own");
+    io.note("measuring a text that the model generates");
     results.comparisons.push_back(bench.compare("greedy", prompt, 0, speculators(drafts.get())));
     io.note("measuring the same at temperature 0.8");
     results.comparisons.push_back(bench.compare("temperature 0.8", prompt, 0.8f, speculators(drafts.get())));
@@ -140,8 +140,8 @@ int bench_speculation(const BenchOptions &options, Io &io) {
         results.comparisons.push_back(bench.edit());
     }
     for (const double acceptance : measure::kAcceptances) {
-        io.note("measuring drafts that are right in " + std::to_string(std::lround(100 * acceptance)) +
-                "% of places");
+        io.note("measuring synthetic drafts with an acceptance rate of " +
+                std::to_string(std::lround(100 * acceptance)) + "%");
         results.acceptances.push_back(bench.measure(acceptance));
     }
     results.passes = bench.pass_costs(kShownPasses);

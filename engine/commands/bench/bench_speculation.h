@@ -6,9 +6,9 @@
 
 namespace runnel::commands {
 
-// Compares plain and speculative decoding: on a text with the requested sources, and on a forced text with a
-// synthetic source, for several acceptance rates and draft lengths, against the bound that the measured costs
-// of passes set. Throws what bench() does.
+// Compares plain with speculative decoding: on a text with the requested draft sources, then on a forced text
+// with a synthetic source, for several acceptance rates and draft lengths. Each gain is shown beside the
+// bound that follows from the measured pass costs. Throws what bench() throws.
 int bench_speculation(const BenchOptions &options, Io &io);
 
 }  // namespace runnel::commands

@@ -39,8 +39,8 @@ bool is_word(std::string_view bytes) {
            });
 }
 
-// Writes text much like that of people, from the words of any vocabulary: the later a word stands there, the
-// rarer it is (Zipf's law). Now and then two words are joined, so that some words have no token of their own.
+// Writes random text that resembles natural text, from the words of any vocabulary: word frequency falls with
+// rank (Zipf's law). Sometimes two words are joined, so that some words have no token of their own.
 class Writer {
   public:
     explicit Writer(const Tokenizer &tokenizer) {
@@ -89,7 +89,7 @@ class Writer {
         return words_[static_cast<size_t>(rank)];
     }
     std::vector<std::string> words_;
-    std::mt19937 random_{1};  // always the same text
+    std::mt19937 random_{1};  // fixed seed: always the same text
 };
 
 struct Row {

@@ -1,4 +1,5 @@
-// What a chat says about an answer at a terminal: how far the prompt is read, and a line of figures at the end.
+// The progress of a chat's answer at a terminal: the prefill of a long prompt, and a line of statistics at
+// the end.
 #pragma once
 
 #include <string>
@@ -9,13 +10,13 @@
 
 namespace runnel::commands {
 
-// "reading 1,448 tokens  61%  2 s left", of the tokens that were not cached; `seconds` since the begin.
+// "reading 1,448 tokens  61%  2 s left", of the tokens that were not cached; `seconds` since the beginning.
 std::string reading_line(const completion::Prefill &state, double seconds);
 // "214 tokens  23.4 tokens/s  context 1,204 of 4,096"
 std::string answer_line(const completion::Done &done, int64_t context);
 
-// Shows the reading of a long prompt on stderr if that is a terminal, after the first second, and removes the line at
-// the end.
+// Shows the prefill progress of a long prompt on stderr, if that is a terminal, once prefill has taken a
+// second. Removes the line at the end.
 class ReadingProgress {
   public:
     // Keeps `io`.
@@ -34,7 +35,7 @@ class ReadingProgress {
     bool drawn_ = false;
 };
 
-// Writes the line of an answer, dim if `colors`, if all of standard input, output and error are terminals.
+// Writes answer_line() to stderr, dim if `colors`, if standard input, output and error are all terminals.
 void show_answer_line(const completion::Done &done, int64_t context, bool colors, Io &io);
 
 }  // namespace runnel::commands

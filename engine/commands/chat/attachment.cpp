@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kBlanks = " \t\r\n";
 
-// A fence that is longer than any run of backticks in the text.
+// A fence that is longer than every run of backticks in the text.
 std::string fence_for(const std::string &text) {
     size_t longest = 2, run = 0;
     for (const char c : text) longest = std::max(longest, run = c == '`' ? run + 1 : 0);
@@ -47,7 +47,7 @@ Attachment read_attachment(const std::string &path) {
     const std::string name = gguf::printable(path, 4096);
     if (text.find_first_not_of(kBlanks) == std::string::npos) throw InputError(name + " has no text in it");
     if (text.find('\0') != std::string::npos || !text::is_valid_utf8(text))
-        throw InputError(name + " is no text: it is not UTF-8");
+        throw InputError(name + " is not text: it is not valid UTF-8");
     return {fs::path(path).filename().string(), text};
 }
 

@@ -1,4 +1,4 @@
-// Talk to a model in the terminal, or line by line through a pipe.
+// `runnel chat`: talk to a model in the terminal, or line by line through a pipe.
 #include <optional>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace runnel::commands {
 
 int chat(const ChatOptions &options, Io &io) {
-    decode::StopRequest stop;  // ends the loading
+    decode::StopRequest stop;  // interrupts loading
     std::optional<InterruptScope> loading(std::in_place, stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);

@@ -1,4 +1,4 @@
-// The sequences of a chat's branches: which are kept, and which one serves a prompt best.
+// Keeps the sequences of a chat's branches, and chooses the one that serves a prompt best.
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +11,7 @@ using completion::TokenId;
 
 namespace {
 
-// Sequences of branches that are kept. More would be many copies of the tokens of a long conversation.
+// Limit for kept sequences: each holds a copy of a long conversation's tokens.
 constexpr size_t kMostKept = 16;
 
 }  // namespace
@@ -53,7 +53,8 @@ SequenceHandle ChatModel::best_for(const completion::Request &request) const {
     return best;
 }
 
-// A sequence that another one continues is given back first: its branch stays. (A window may have left its end.)
+// Keeps `handle`. Above the limit, releases a sequence that is the beginning of another one, because the
+// other one still covers its branch, or else the oldest.
 void ChatModel::keep(SequenceHandle handle) {
     kept_.push_back(handle);
     if (kept_.size() <= kMostKept) return;

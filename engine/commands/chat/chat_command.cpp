@@ -16,7 +16,7 @@
 namespace runnel::commands {
 namespace {
 
-// The model of the chat that --continue or --chat goes on with.
+// The model of the saved chat that --continue or --chat resumes.
 std::string recorded_model(const ChatOptions &options) {
     const std::filesystem::path folder = chats_folder();
     std::optional<SavedChat> chat;
@@ -24,7 +24,7 @@ std::string recorded_model(const ChatOptions &options) {
     if (options.go_on && !options.saved) chat = last_chat(folder, "");
     if (chat && !chat->model.empty()) return chat->model;
     throw UsageError(options.go_on && !options.saved
-                         ? "no model given, and no saved chat to go on with: name a GGUF file"
+                         ? "no model given, and no saved chat to continue: name a GGUF file"
                          : "no model given: name a GGUF file");
 }
 
@@ -37,7 +37,7 @@ Command chat_command() {
         .summary = "talk to a model in the terminal",
         .description =
             "A conversation with a model. Ctrl-C stops the answer, Ctrl-D leaves, /help lists the commands. "
-            "Every turn is saved in ~/.local/state/runnel/chats: --continue goes on where the last chat "
+            "Every turn is saved in ~/.local/state/runnel/chats: --continue resumes where the last chat "
             "ended, and needs no MODEL. Later chats also remember the lines typed here. RUNNEL_NO_HISTORY=1 "
             "turns both off. Without a terminal, every line of standard input is a message, and only "
             "--continue and --chat save the chat.",
@@ -48,11 +48,11 @@ Command chat_command() {
     auto o = std::make_shared<ChatOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);
-    table.flag("-k,--continue", o->go_on, "go on with the last chat (of MODEL, if one is named)");
+    table.flag("-k,--continue", o->go_on, "continue the last chat (of MODEL, if one is named)");
     table
         .text("--chat", o->saved,
-              "go on with a saved chat: its title, or its number in /chats; another title begins a chat of "
-              "that name")
+              "resume the saved chat with this title, or this number in /chats; a new title begins a "
+              "new chat")
         .takes("NAME");
     table.list("-a,--attach", o->attached, "a text file that goes with the first message; repeatable")
         .takes("FILE");

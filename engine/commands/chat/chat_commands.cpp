@@ -21,12 +21,12 @@ std::span<const Chat::Command> Chat::commands() {
         {"/exit", "", "leave (also /bye, Ctrl-D)", &Chat::leave},
         {"/clear", "", "begin a new chat (also /reset)", &Chat::clear},
         {"/regen", "", "another answer to your last message; the old one is kept", &Chat::regenerate},
-        {"/back", "", "the answer or message before this one, of several", &Chat::previous},
-        {"/next", "", "the answer or message after this one", &Chat::next},
+        {"/back", "", "the previous version of this answer or message", &Chat::previous},
+        {"/next", "", "the next version of this answer or message", &Chat::next},
         {"/undo", "", "take back your last message and its answer", &Chat::undo},
         {"/edit", "[N] [TEXT]", "change your last message, or message N, and ask again", &Chat::edit},
         {"/tree", "", "all messages and branches of this chat, with their numbers", &Chat::tree},
-        {"/go", "N", "go on from message N", &Chat::go},
+        {"/go", "N", "continue from message N", &Chat::go},
         {"/compact", "", "the model summarizes all turns but the last; /undo takes it back", &Chat::compact},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
@@ -39,7 +39,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/load", "FILE", "a new chat with a conversation from JSON", &Chat::load},
         {"/export", "FILE.md", "write the conversation as Markdown", &Chat::export_text},
         {"/chats", "", "the saved chats", &Chat::list_chats},
-        {"/open", "N", "go on with a saved chat, by its number or title", &Chat::open},
+        {"/open", "N", "continue a saved chat, by its number or title", &Chat::open},
         {"/title", "[TEXT]", "show or set the title of this chat", &Chat::title},
         {"/stats", "", "statistics of the last answer", &Chat::stats},
     };
@@ -75,7 +75,7 @@ void Chat::undo(const std::string &) {
                                       : "taken back: " + gguf::printable(node.message.content, 200) + "\n");
     conversation_.go(node.parent);
 }
-// If the text begins with a number that a message has, that message is edited.
+// If the text begins with the number of a message, edits that message, otherwise the last one.
 void Chat::edit(const std::string &text) {
     Conversation::Id id = conversation_.last_question();
     std::string changed = text;
@@ -127,7 +127,7 @@ void Chat::step(int direction) {
     const Conversation::Fork fork = conversation_.fork(direction);
     if (fork.at == Conversation::kRoot) throw InputError("there is only one answer: /regen makes another");
     if (fork.next == Conversation::kRoot)
-        throw InputError(direction < 0 ? "nothing comes before this one" : "nothing comes after this one");
+        throw InputError(direction < 0 ? "this is the first version" : "this is the last version");
     conversation_.go(conversation_.end_of(fork.next));
     const bool is_answer = conversation_.at(fork.next).message.role != "user";
     show_answer();
@@ -157,7 +157,7 @@ void Chat::system(const std::string &text) {
     if (text.empty())
         return io_.err.try_write(text::printable_for_terminal(now.empty() ? "no system prompt" : now) + "\n");
     conversation_.set_system(text == "\"\"" ? "" : text);
-    say(now.empty() ? "no system prompt from now on" : "this system prompt from now on");
+    say(now.empty() ? "no system prompt from now on" : "the system prompt is set");
 }
 // "NAME VALUE", or ollama's "parameter NAME VALUE", "system TEXT", "format json", "noformat", "think", "nothink".
 void Chat::change_setting(const std::string &text) {
@@ -241,7 +241,7 @@ void Chat::copy(const std::string &) {
     const std::string &answer = conversation_.at(id).message.content;
     if (answer.size() > kLongestCopy)
         throw InputError("the answer is longer than the " + std::to_string(kLongestCopy) +
-                         " bytes that terminals take");
+                         " bytes that terminals accept");
     io_.out.write(clipboard_sequence(answer));
     say(std::to_string(answer.size()) + " bytes sent to the terminal's clipboard");
 }

@@ -1,4 +1,4 @@
-// What a chat does when the context is full: it leaves the oldest turns out, or puts a summary in their place.
+// What a chat does when the context is full: leaves out the oldest turns, or replaces them with a summary.
 #include <algorithm>
 
 #include "engine/commands/chat/chat_loop.h"
@@ -14,7 +14,7 @@ constexpr int64_t kPartOfContext = 8;  // that a summary may fill
 
 }  // namespace
 
-// The oldest messages for which the context has no room are left out from now on.
+// If the context is full, leaves the oldest messages out from now on.
 void Chat::hide_surplus() {
     hiding_.clear();
     const auto [first, count] = model_.surplus(conversation_.transcript());
@@ -24,12 +24,12 @@ void Chat::hide_surplus() {
     hiding_.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
     io_.note("the context of " + std::to_string(engine_.executor().context()) +
              " tokens is full: the oldest " + std::to_string(count) +
-             (options_.overflow == Overflow::DropMiddle ? " messages behind the first are forgotten"
+             (options_.overflow == Overflow::DropMiddle ? " messages after the first are forgotten"
                                                         : " messages are forgotten"));
 }
 
-// Puts a summary of all turns but the last in front of that. A template sees it as a turn of its own: the request,
-// and the summary as its answer. False if there is nothing to summarize, or no summary came.
+// Replaces all turns before the last one with a summary. A template sees the summary as a turn: the request
+// is the question, the summary the answer. False if there is nothing to summarize or no summary came.
 bool Chat::summarize() {
     const std::vector<Conversation::Id> ids = conversation_.visible();
     const auto is_question = [&](Conversation::Id id) {

@@ -164,7 +164,7 @@ ChatFile::ChatFile(const SavedChat &chat, std::string model, Conversation &into)
     const Loaded loaded = load(chat.path);
     damaged_ = loaded.damaged;
     for (const Json &entry : loaded.conversation.entries()) into.apply(entry);
-    if (file.get() < 0 || is_copy_) {  // also one that may only be read
+    if (file.get() < 0 || is_copy_) {  // also if the file is read-only
         is_copy_ = true;
         waiting_ = line_of({{"runnel_chat", 1}, {"model", std::move(model)}});
         for (const Json &entry : into.entries()) waiting_ += line_of(entry);
@@ -175,7 +175,7 @@ ChatFile::ChatFile(const SavedChat &chat, std::string model, Conversation &into)
         }
         return;
     }
-    // A line that was cut off must not become the beginning of the next.
+    // Cut off an incomplete last line, so that it does not become the beginning of the next one.
     struct stat status {};
     if (fstat(file.get(), &status) == 0 && static_cast<size_t>(status.st_size) > loaded.whole &&
         ftruncate(file.get(), static_cast<off_t>(loaded.whole)) != 0)

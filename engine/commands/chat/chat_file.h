@@ -1,4 +1,4 @@
-// Chats that are saved as they go on: a file of JSON lines for each, in a folder of the user.
+// Chats that are saved while they go on: one file of JSON lines per chat, in the user's state folder.
 //
 //   {"runnel_chat": 1, "model": "/models/q8.gguf"}     the first line; later: opened with another model
 //   ... the entries of a Conversation
@@ -35,7 +35,7 @@ std::filesystem::path chats_folder();
 std::vector<SavedChat> saved_chats(const std::filesystem::path &folder, size_t most = SIZE_MAX);
 // Finds a chat by its number in that list, from 1 on, by title or by file name; nullopt if there is none.
 std::optional<SavedChat> find_chat(const std::filesystem::path &folder, const std::string &name);
-// The newest chat with a model, or with any if `model` is empty.
+// The newest chat with this model; with any model if `model` is empty.
 std::optional<SavedChat> last_chat(const std::filesystem::path &folder, const std::string &model);
 
 class ChatFile {
@@ -44,8 +44,8 @@ class ChatFile {
     // until then. An empty `folder`: nothing is saved.
     ChatFile(std::filesystem::path folder, std::string model);
     // Reads a saved chat and continues its file. If another process has it open, the chat goes on in a copy
-    // (is_copy()); if nothing can be written, it is not saved. Throws InputError if the file cannot be read or is no
-    // chat.
+    // (is_copy()); if nothing can be written, it is not saved. Throws InputError if the file cannot be read
+    // or is not a chat.
     ChatFile(const SavedChat &chat, std::string model, Conversation &into);
 
     // Appends and syncs. On OutputError, the entry is not in the file, and the chat is no longer saved.

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kLongestMessage = 32 << 20;
 
-// "/home is full" and "/home/me/notes" are messages.
+// "/home is full" and "/home/me/notes" are messages, not commands.
 bool is_command(const std::string &message) {
     if (!message.starts_with('/') || message.find('\n') != std::string::npos) return false;
     const std::string word = message.substr(0, message.find_first_of(" \t"));
@@ -139,7 +139,7 @@ void Chat::send(const std::string &typed) {
     else
         attempt([&] { throw InputError("the message is longer than 32 MiB"); });
     const bool is_taken = conversation_.head() != before;
-    if (!is_taken && model_.interrupted()) return;  // it may be sent again
+    if (!is_taken && model_.interrupted()) return;  // the user may send it again
     if (!is_taken && !attached_.empty()) say("the attached files are not kept: /read attaches them again");
     attached_.clear();
 }
@@ -155,7 +155,7 @@ void Chat::answer_to(const std::string &message) {
     answer(before);
 }
 
-// Answers the message at the head, which is the user's. Without an answer, the head is `otherwise`.
+// Answers the user's message at the head. Without an answer, the head becomes `otherwise`.
 bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
     try {

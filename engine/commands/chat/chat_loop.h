@@ -57,7 +57,7 @@ class Chat {
     bool answer(Conversation::Id otherwise);
     void hide_surplus();
     bool summarize();
-    // Summarizes old turns where --on-overflow compact asks for it. False if that was interrupted.
+    // Summarizes old turns under --on-overflow compact. False if that was interrupted.
     bool make_room(const std::string &message);
     void show_answer();
     void write_to(const std::string &path, const std::function<void(bool overwrite)> &write);

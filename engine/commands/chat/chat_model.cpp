@@ -119,7 +119,7 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
     if (!done->calls.empty()) answer.tool_calls = dump(text::calls_json(done->calls));
     save(answer);
     shown.out.write("\n");
-    note_calls(*done, io_);  // the results come with a transcript that has them (/load)
+    note_calls(*done, io_);  // their results can only come from a transcript (/load)
     finish(*done);
     if (ended_in_reasoning(*done, !answer.reasoning.empty(), !answer.content.empty()))
         io_.note(

@@ -51,7 +51,7 @@ class ChatModel {
     // Number of tokens of the conversation in the next prompt.
     size_t tokens_of(const Transcript &transcript) const;
     const completion::PromptFormat &format() const { return format_; }
-    // For all later answers. Throws std::invalid_argument if the template does not support it.
+    // Applies to all later answers. Throws std::invalid_argument if the template does not support it.
     void set_thinking(text::Thinking thinking) { format_.set_thinking(thinking); }
 
     // The statistics of the last answer.
@@ -59,12 +59,12 @@ class ChatModel {
     bool interrupted() const { return ending_ == completion::FinishReason::Interrupt; }
     bool timed_out() const { return ending_ == completion::FinishReason::Deadline; }
     void forget_ending() { ending_.reset(); }
-    // Branches of the conversation whose sequences are kept, and those of them whose cache was given to others.
+    // `kept`: branches whose sequences are kept. `dropped`: those of them whose cache blocks were evicted.
     struct Branches {
         size_t kept = 0, dropped = 0;
     };
     Branches branches() const;
-    // Releases the kept sequences, before another conversation.
+    // Releases the kept sequences; call before another conversation.
     void forget();
 
   private:

@@ -42,7 +42,7 @@ void Chat::open_at_start() {
     else if (options_.go_on)
         chat = last_chat(folder, model);
     if (options_.saved && !chat && options_.saved->find_first_not_of("0123456789") == std::string::npos)
-        throw UsageError("--chat " + gguf::quoted(*options_.saved) + ": there is no chat of that number");
+        throw UsageError("--chat " + gguf::quoted(*options_.saved) + ": there is no chat with that number");
     const bool is_wanted = options_.saved || options_.go_on;
     if (is_wanted && folder.empty())
         io_.note("this chat is not saved: RUNNEL_NO_HISTORY is set, or there is no home directory");
@@ -71,7 +71,7 @@ void Chat::open_chat(const SavedChat &chat) {
         io_.note("this chat is not saved: nothing can be written to " +
                  gguf::printable(chat.path.parent_path().native(), 4096));
     else if (file_->is_copy())
-        io_.note("the chat is open in another window or may not be written, so this is a copy of it");
+        io_.note("the chat is open in another window or its file is read-only, so this is a copy of it");
     const bool is_open_question =
         conversation_.last_question() == conversation_.head() && conversation_.head() != Conversation::kRoot;
     say("\"" + clipped(chat.title, kColumns) + "\", " +
@@ -89,7 +89,8 @@ void Chat::begin_chat() {
     if (!system.empty()) conversation_.set_system(system);
 }
 
-// Turned off, the file keeps what was saved so far; turned on again, a new file gets the whole conversation.
+// When saving is turned off, the file keeps what was saved so far. When it is turned on again, a new file
+// gets the whole conversation.
 void Chat::keep_history(bool on) {
     if (on && chats_folder().empty())
         throw InputError("chats are not saved: RUNNEL_NO_HISTORY is set, or there is no home directory");
@@ -149,7 +150,7 @@ void Chat::open(const std::string &name) {
     if (name.empty()) throw InputError("/open N: the number of /chats, or a title");
     const std::optional<SavedChat> chat = find_chat(chats_folder(), name);
     if (!chat) throw InputError("there is no chat " + gguf::quoted(name) + "; /chats lists them");
-    if (file_ && file_->saves() && chat->path == file_->path()) throw InputError("that chat is this one");
+    if (file_ && file_->saves() && chat->path == file_->path()) throw InputError("that chat is already open");
     attached_.clear();
     open_chat(*chat);
 }

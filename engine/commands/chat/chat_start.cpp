@@ -1,4 +1,4 @@
-// How a chat begins: its greeting, and what the line editor knows of it.
+// The start of a chat: its greeting, and the names that the line editor completes.
 #include <sstream>
 
 #include "engine/commands/chat/chat_loop.h"

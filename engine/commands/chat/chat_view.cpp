@@ -20,7 +20,7 @@ ChatView::~ChatView() {
     if (colors_) out_.try_write("\x1b[0m");
 }
 
-// Reasoning is dim, and no Markdown.
+// Reasoning is shown dim and without Markdown styles.
 void ChatView::begin(bool reasoning) {
     if (out_.is_terminal() && terminal_moves())
         text_.emplace(window_size(STDOUT_FILENO).columns, colors_ && !reasoning);

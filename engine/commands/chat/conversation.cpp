@@ -11,7 +11,7 @@ namespace {
 
 using Id = Conversation::Id;
 
-// No chat file has as many lines as this.
+// Larger ids are refused: no chat file has that many lines.
 constexpr Id kMostIds = Id{1} << 40;
 
 // An id in a file; -1: there is none.
@@ -24,7 +24,7 @@ Id id_in(const Json &entry, std::string_view key) {
 }
 
 std::string text_in(const Json &value, const char *key) {
-    if (!value.is_string()) throw InputError(std::string("\"") + key + "\" is not a text");
+    if (!value.is_string()) throw InputError(std::string("\"") + key + "\" is not a string");
     return value.get<std::string>();
 }
 
@@ -54,7 +54,7 @@ void Conversation::insert(Id id, Node node) {
     nodes_.at(parent).children.push_back(id);
     nodes_[id] = std::move(node);
     if (parent != head_) return visit(id);
-    nodes_.at(parent).recent = id;  // the head's own way is the most recent one already
+    nodes_.at(parent).recent = id;  // above it, the path to the head is already the most recent one
     head_ = id;
 }
 
@@ -150,7 +150,7 @@ void Conversation::apply(const Json &entry) {
         node.message = message_from(entry, static_cast<size_t>(id));
         node.parent = id_in(entry, "parent");
         if (id <= nodes_.rbegin()->first || !has(node.parent))
-            throw InputError("message " + std::to_string(id) + " has no place in the conversation");
+            throw InputError("message " + std::to_string(id) + " is out of order, or its parent is missing");
         if (const Json *hides = text::find_member(entry, "hides"); hides && hides->is_array())
             for (const Json &hidden : *hides)
                 if (hidden.is_number_integer() && hidden >= 0 && hidden < id)

@@ -57,7 +57,7 @@ class Conversation {
     size_t size() const { return nodes_.size() - 1; }
     // The path to `id`: the messages before it and its own, from the first on.
     std::vector<Id> chain(Id id) const;
-    // The messages of the prompt: the chain of the head without hidden messages, summaries first.
+    // The messages of the prompt: summaries first, then chain(head()) without hidden messages.
     std::vector<Id> visible() const;
     // The prompt, without the messages in `hidden`.
     Transcript transcript(const std::vector<Id> &hidden = {}) const;
@@ -65,7 +65,8 @@ class Conversation {
     Transcript transcript_with(const std::string &message) const;
     // The user's message at the head or the nearest before it; kRoot if there is none.
     Id last_question() const;
-    // The end of the path through `id` that the head was on last; at least `id` itself.
+    // Goes from `id` to the child that the head's path used last, and so on to the end; `id` if it has no
+    // children.
     Id end_of(Id id) const;
     // The nearest message at or before the head that has siblings, and its next sibling in the direction of
     // `step` (1 or -1), which is kRoot if there is none.
@@ -75,7 +76,7 @@ class Conversation {
     };
     Fork fork(int step) const;
 
-    // Applies an entry of a file. Throws InputError for one that does not fit; nothing has changed then.
+    // Applies an entry of a file. If it does not fit, throws InputError and changes nothing.
     void apply(const Json &entry);
     // The entries that make this conversation.
     std::vector<Json> entries() const;

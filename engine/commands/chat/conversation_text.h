@@ -1,4 +1,4 @@
-// Conversations as text for people.
+// Conversations as readable text.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace runnel::commands {
 
-// All messages of the tree, one in a line of at most `columns`: its number, "*" where it is part of the path to the head,
-// and its beginning. `ascii`: no line-drawing characters.
+// All messages of the tree, one per line of at most `columns`: its number, "*" if it is on the path to the
+// head, and its beginning. `ascii`: no line-drawing characters.
 std::string tree_text(const Conversation &conversation, size_t columns, bool ascii);
 
 // The path to the head in Markdown.

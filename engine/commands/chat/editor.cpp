@@ -95,7 +95,7 @@ bool read_byte(int fd, char &byte) {
 
 // Reads paths that end with a zero byte, runs the editor for each and answers with a byte, until the chat ends.
 [[noreturn]] void serve(int asked, int answers) {
-    signal(SIGINT, SIG_IGN);  // keys are meant for the chat, or for the editor
+    signal(SIGINT, SIG_IGN);  // Ctrl-C is meant for the chat or the editor
     signal(SIGQUIT, SIG_IGN);
     std::string path;
     for (char byte; read_byte(asked, byte);) {

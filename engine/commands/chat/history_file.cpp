@@ -48,7 +48,7 @@ bool is_octal(std::string_view digits) {
            std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '7'; });
 }
 
-// What follows a backslash: the byte that it stands for, and its own length.
+// Decodes what follows a backslash: the byte that it means, and the length of the escape.
 std::pair<char, size_t> escaped(std::string_view rest) {
     if (is_octal(rest.substr(0, 3)))
         return {static_cast<char>((rest[0] - '0') * 64 + (rest[1] - '0') * 8 + (rest[2] - '0')), 3};

@@ -35,7 +35,7 @@ class PlainLines final : public LineSource {
     LineReader reader_;
 };
 
-// A terminal that only adds lines at its end: it edits the line itself.
+// A terminal that cannot move its cursor: the terminal driver edits the line.
 class DumbLines final : public LineSource {
   public:
     explicit DumbLines(const std::filesystem::path &history)

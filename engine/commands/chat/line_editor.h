@@ -1,4 +1,4 @@
-// Messages and lines from the user: edited and remembered at a terminal, read as they are from a pipe.
+// Reads messages and lines from the user: with editing and history at a terminal, unchanged from a pipe.
 #pragma once
 
 #include <filesystem>
@@ -36,9 +36,9 @@ std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &his
 // Lines of `before` and then of a descriptor, without prompt or echo. fd -1: of `before` only.
 std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before = {});
 
-// Whether the terminal understands the moves of a cursor: TERM is set and not "dumb".
+// Whether the terminal supports cursor movement: TERM is set and not "dumb".
 bool terminal_moves();
-// Whether to use colors there: --color, or with "auto" if the terminal moves and NO_COLOR is not set.
+// Whether to use colors, as --color says. With "auto": if terminal_moves() and NO_COLOR is not set.
 bool terminal_colors(const std::string &option);
 
 }  // namespace runnel::commands

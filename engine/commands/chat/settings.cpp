@@ -42,7 +42,7 @@ std::vector<std::string> names() {
     return all;
 }
 
-// ollama's names of parameters.
+// The setting for ollama's name of a parameter; other names unchanged.
 std::string_view own_name(std::string_view name) {
     static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
         {"temperature", "temp"}, {"num_predict", "predict"}, {"num-predict", "predict"}};

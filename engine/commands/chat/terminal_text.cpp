@@ -27,7 +27,7 @@ uint32_t last_char(std::string_view text) {
     return text::first_char(text.substr(at)).code_point;
 }
 
-// Whether a line may break between a word and a character although there is no blank: beside wide characters, but not
+// Whether a line may break between a word and a character without a blank: beside wide characters, but not
 // within a cluster or before a closing mark.
 bool breaks_before(std::string_view word, uint32_t c) {
     const uint32_t last = last_char(word);
@@ -77,7 +77,7 @@ void TerminalText::begin_line(std::string_view character) {
     if (kind_ == Kind::Verbatim) {
         out_ += head_;
     } else if (kind_ == Kind::Text) {
-        // Blanks, and the mark of a list, which is not a mark of bold text.
+        // Write indentation and list marker as they are: a "*" there does not begin bold text.
         const size_t literal = std::min(static_cast<size_t>(hang_), head_.size());
         for (size_t i = 0; i < literal; ++i) put(head_.substr(i, 1));
         inline_ = head_.substr(literal);
@@ -162,7 +162,7 @@ void TerminalText::end_line() {
     before_ = ' ';
 }
 
-// Moves what is certain from inline_ to the words. `whole`: nothing follows in this line.
+// Moves text whose style is certain from inline_ to the words. `whole`: the line is complete.
 void TerminalText::consume(bool whole) {
     while (!inline_.empty()) {
         const bool starred = styled_ && !in_code_ && inline_[0] == '*';
@@ -227,7 +227,7 @@ void TerminalText::put_word() {
     spaces_ = 0;
     out_ += word_;
     column_ += width;
-    if (column_ > columns_) column_ = (column_ - 1) % columns_ + 1;  // the terminal broke the word
+    if (column_ > columns_) column_ = (column_ - 1) % columns_ + 1;  // the terminal wrapped the word
     word_.clear();
 }
 

@@ -16,7 +16,7 @@ Json parse(const std::string &text, const std::string &name) {
     try {
         return parse_json(text);
     } catch (const JsonError &error) {
-        throw InputError(name + " is no conversation: it is not JSON: " + error.what());
+        throw InputError(name + " is not a conversation: it is not JSON: " + error.what());
     }
 }
 
@@ -26,8 +26,8 @@ text::Message message_from(const Json &json, size_t number) {
     const auto text = [&](const char *key) {
         const auto found = json.is_object() ? json.find(key) : json.end();
         if (!json.is_object() || found == json.end() || !found->is_string())
-            throw InputError("message " + std::to_string(number) + " has no \"" + key +
-                             "\" that is a string");
+            throw InputError("message " + std::to_string(number) + ": \"" + key +
+                             "\" is missing or not a string");
         return found->get<std::string>();
     };
     const auto optional_text = [&](const char *key) {
@@ -88,7 +88,7 @@ Transcript Transcript::load(const std::string &path) {
     const Json json = parse(read_all(path, -1, nullptr, InputFile::Replaceable::Yes), name);
     const auto list = json.is_object() ? json.find("messages") : json.end();
     if (!json.is_object() || list == json.end() || !list->is_array())
-        throw InputError(name + " is no conversation: it has no list \"messages\"");
+        throw InputError(name + " is not a conversation: it has no list \"messages\"");
     Transcript result;
     for (const Json &item : *list) try {
             text::Message message = message_from(item, result.messages.size() + !result.system.empty() + 1);

@@ -13,7 +13,7 @@ namespace runnel::commands {
 
 // A message as {"role": ..., "content": ...} with its other members, if any.
 Json message_json(const text::Message &message);
-// Throws InputError, which names the message by its number.
+// Throws an InputError that names the message by its number.
 text::Message message_from(const Json &json, size_t number);
 
 struct Transcript {
@@ -23,10 +23,10 @@ struct Transcript {
     // System prompt and messages, in the order of the prompt.
     std::vector<text::Message> all() const;
 
-    // Throws what save_text() does.
+    // Throws what save_text() throws.
     void save(const std::string &path, bool overwrite = false) const;
-    // Throws UsageError when the file cannot be opened, and InputError, which says what is wrong, when it is
-    // not a conversation.
+    // Throws UsageError if the file cannot be opened, and InputError with the reason if it is not a
+    // conversation.
     static Transcript load(const std::string &path);
 };
 

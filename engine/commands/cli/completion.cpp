@@ -222,7 +222,7 @@ std::string manual() {
            "memory, 5 bad input, 130 interrupted.\n"
            ".SH ENVIRONMENT\nEvery option is a variable: RUNNEL_CTX_SIZE for \\-\\-ctx\\-size. RUNNEL_MODEL "
            "is the "
-           "model where none is named, RUNNEL_CONFIG the configuration file (empty: none).\n"
+           "model if none is named, RUNNEL_CONFIG the configuration file (empty: none).\n"
            ".SH FILES\n~/.config/runnel/config.toml: options for all commands, then sections [run], [chat], "
            "... "
            "for one of them, and [models] with short names: q8 = \"path/to/model.gguf\".\n";

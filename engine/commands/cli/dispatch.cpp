@@ -125,7 +125,7 @@ void take_hub_name(Common &common) {
         if (common.hub_file) throw UsageError("--hf-file names a file of a repository: add -hf USER/REPO");
         return;
     }
-    if (common.model) throw UsageError("two models: one with -m, one with -hf");
+    if (common.model) throw UsageError("give the model with -m or with -hf, not with both");
     const std::string name = *common.hub_repo + (common.hub_file ? "/" + *common.hub_file : "");
     if (!parse_hub_name(name))
         throw UsageError("-hf " + gguf::quoted(name) +
@@ -140,7 +140,7 @@ int call(Command made, const Arguments &arguments, Io &io) {
     const Command command = with_common_options(std::move(made), common);
     const CommandLine line = parse_command_line(arguments, command);
 
-    // The model of the environment or a configuration file is a default, which a word of the command line replaces.
+    // A model from the environment or a configuration file is a default: a MODEL argument replaces it.
     std::optional<std::string> default_model;
     const auto has = [](std::string_view c, std::string_view name) { return command_has(c, name); };
     const auto own = user_configuration();

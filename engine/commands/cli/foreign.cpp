@@ -26,7 +26,8 @@ constexpr std::string_view kPlacement = "use -ngl N, --cpu-moe or --n-cpu-moe N"
 constexpr std::string_view kOneGpu = "one GPU and the CPU share a model: --device cuda:N";
 constexpr std::string_view kImatrix = "that belongs to runnel imatrix";
 constexpr std::string_view kScores = "perplexity computes perplexity and KL divergence only";
-constexpr std::string_view kSliding = "window layers cache their window only, and roll back exactly";
+constexpr std::string_view kSliding =
+    "layers with a sliding window cache only the window, and roll back exactly";
 constexpr std::string_view kSharing = "prompts with a common prefix share the cache; --cache-size limits it";
 constexpr std::string_view kRetrieval = "it belongs to tools of llama.cpp without a counterpart here";
 constexpr std::string_view kPaged = "the cache is always paged; --cache-size limits it";
@@ -84,7 +85,7 @@ constexpr Foreign kForeign[] = {
     {"--check-tensors", "", Missing, "runnel doctor MODEL checks the whole file"},
     {"--warmup --no-warmup", "", Nothing, "nothing is computed before the prompt"},
     {"--jinja --no-jinja", "", Nothing, kJinja},
-    {"--no-display-prompt --no-escape --simple-io", "", Nothing, "this is always so"},
+    {"--no-display-prompt --no-escape --simple-io", "", Nothing, "this is always the case"},
     {"--no-perf --no-show-timings", "", Nothing, "times are shown by --stats only"},
     {"-mli --multiline-input",
      "",
@@ -219,7 +220,7 @@ constexpr Foreign kForeign[] = {
     {"--from-uqff --quantized-model-id --quantized-filename --quantized-file --tok-model-id --hf-cache "
      "--token-source",
      "*", Missing, kDownload},
-    {"-a --arch --architecture", "*", Nothing, "the file says its architecture"},
+    {"-a --arch --architecture", "*", Nothing, "the file names its architecture"},
     {"--dtype --num-device-layers --device-layers --topology", "*", Missing, kPlacement, "auto"},
     {"--cpu", "", Same, "--device cpu"},
     {"--gguf", "", Nothing, "MODEL is a GGUF file"},
@@ -254,7 +255,8 @@ constexpr Program kPrograms[] = {
     {"remove delete", "use runnel rm NAME"},
     {"ps stop", "a model is loaded by the command that uses it: there is nothing to stop"},
     {"serve server daemon api",
-     "there is no server: runnel batch answers many prompts, runnel chat MODEL < PIPE talks"},
+     "there is no server: runnel batch answers many prompts, runnel chat MODEL < PIPE answers lines from a "
+     "pipe"},
     {"create modelfile", "options in ~/.config/runnel/config.toml replace a Modelfile"},
     {"cli llama-cli main simple", "use runnel chat MODEL or runnel run MODEL PROMPT"},
     {"generate complete text prompt ask", "use runnel run MODEL PROMPT"},

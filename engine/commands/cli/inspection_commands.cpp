@@ -75,17 +75,16 @@ Command inspect_command() {
     add_cache_options(table, o->cache);
     auto plan = std::make_shared<PlanOptions>();
     table.flag("--plan", plan->plan,
-               "the memory in other formats and cache types, and how K and V come about");
-    table.add("--memory", "SIZE", "with --plan: how many sequences fit in so much memory, as 80G",
+               "the memory for other formats and cache types, and how the size of K and V is computed");
+    table.add("--memory", "SIZE", "with --plan: how many sequences fit in this much memory, such as 80G",
               [plan](const std::string &text) { plan->memory = byte_size(text, int64_t{1} << 50); });
     table
-        .text(
-            "--shape", plan->shape,
-            "with --plan: a model that need not exist, by layers, width, heads, ff and vocab; also kv-heads, "
-            "head-dim, window, window-layers, latent, tied")
+        .text("--shape", plan->shape,
+              "with --plan: a hypothetical model, by layers, width, heads, ff and vocab; also kv-heads, "
+              "head-dim, window, window-layers, latent, tied")
         .takes("NAME=N,...")
         .rare();
-    table.text("--plot", plan->plot, "with --plan: the plot as a picture").takes("FILE.svg");
+    table.text("--plot", plan->plot, "with --plan: write the plot to this SVG file").takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
     command.needs_no_model = [o, plan] { return o->supported || !plan->shape.empty(); };
@@ -94,7 +93,7 @@ Command inspect_command() {
         confine({{o->path, *other}, {plan->plot}}, "auto");
         if (plan->plan) return inspect_plan(*o, *plan, io);
         if (plan->memory > 0 || !plan->shape.empty() || !plan->plot.empty())
-            throw UsageError("--memory, --shape and --plot are for --plan");
+            throw UsageError("--memory, --shape and --plot need --plan");
         if (!other->empty()) return inspect_difference(o->path, *other, o->json, io);
         return inspect(*o, io);
     };
@@ -115,7 +114,7 @@ Command tokenize_command() {
     table.in_group(Group::Prompt);
     table.text("-f,--file", o->file, "the text from a file; -: standard input").takes("FILE");
     table.flag("--no-bos", o->no_bos, "without the tokens that the model adds");
-    table.flag("--special", o->special, "the text of special tokens becomes those tokens");
+    table.flag("--special", o->special, "text of special tokens is read as these tokens");
     table.flag("--decode", o->decode, "ids to text");
     table.flag("--llama-compatible", o->llama_compatible,
                "split words as llama.cpp does where it differs from the model's own tokenizer");
@@ -162,8 +161,8 @@ Command template_command() {
 Command devices_command() {
     Command command{.name = "devices",
                     .usage = "",
-                    .summary = "what this machine offers",
-                    .description = "The CPU and GPUs of this machine.",
+                    .summary = "the CPU and GPUs of this machine",
+                    .description = "Lists the CPU and GPUs of this machine.",
                     .examples = {"devices", "devices --json"},
                     .model = Command::Model::None};
     auto o = std::make_shared<DevicesOptions>();
@@ -177,7 +176,7 @@ Command doctor_command() {
     Command command{
         .name = "doctor",
         .usage = "[MODEL]",
-        .summary = "is it the file, the CPU, the GPU or its driver?",
+        .summary = "finds the cause of wrong output: file, CPU, GPU or driver",
         .description =
             "Checks every step of the model on every device against plain arithmetic in double "
             "precision, a line each, and gives a verdict. Without MODEL: matrices of the formats that "
@@ -190,7 +189,7 @@ Command doctor_command() {
     table.number("-t,--threads", o->threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");
     add_device_option(table, "-dev,--device", o->device, "what to check: auto (all), cpu, cuda or cuda:N");
     table.in_group(Group::Output);
-    table.flag("--quick", o->quick, "right or wrong only: no speeds");
+    table.flag("--quick", o->quick, "check correctness only, without speeds");
     table.flag("--json", o->json, "as JSON");
     const Confine confine = add_sandbox_option(table);
     command.call = [o, confine](const Words &words, Io &io) {

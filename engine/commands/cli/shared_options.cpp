@@ -79,7 +79,7 @@ Command with_common_options(Command command, Common &common) {
     if (command.writes_files)
         table.flag("--overwrite", common.overwrite, "outputs may replace files that runnel did not make");
     table.text("--config", common.config, "settings from another TOML file").takes("FILE").rare();
-    table.flag("--version", common.version, "what this program is built from").rare();
+    table.flag("--version", common.version, "the version, and how it was built").rare();
     table.flag("-h,--help,--usage", common.help, "this help");
     table.flag("--help-all", common.help_all, "help with all options, and their other spellings");
     return command;
@@ -121,7 +121,7 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
     add_device_option(table, "-dev,--device", o.device, "where to run: auto, cpu, cuda or cuda:N");
     table
         .add("-ngl,--gpu-layers,--n-gpu-layers", "N",
-             "layers on the GPU, counted from the end with the output as one; auto, all, or 0 for none",
+             "layers on the GPU, from the last on; the output counts as one; auto, all, or 0 for none",
              [&o](const std::string &text) { o.gpu_layers = layers_in(text); })
         .by_default(o.gpu_layers);
     table.flag("-cmoe,--cpu-moe", o.cpu_moe, "experts stay on the CPU").rare();
@@ -145,7 +145,7 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
     table
         .number("--draft-max,--draft,--draft-n,--spec-draft-n-max,--num-draft-tokens", o.most,
                 whole_numbers(0, decode::kMostDrafts),
-                "most tokens drafted at a time; the number is adapted to the speed")
+                "maximum length of a draft; adapted to the measured speed")
         .rare();
     table
         .number("--draft-min,--draft-n-min,--spec-draft-n-min", o.least,
@@ -153,16 +153,16 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
         .rare();
     table
         .number("--draft-branches", o.branches, whole_numbers(1, decode::kMostDrafts),
-                "most alternative continuations to draft; the number is adapted; 1: one")
+                "maximum number of draft branches; adapted to the speed; 1: no branching")
         .rare();
     table
         .number("--draft-p-min,--spec-draft-p-min", o.least_probability, NumberRange{0, 1, false, false},
-                "least probability of a drafted token")
+                "minimum probability of a drafted token")
         .rare();
     table
         .choice("--draft-rule", o.rule,
                 {{"same", decode::DraftRule::Same}, {"rejection", decode::DraftRule::Rejection}},
-                "same: the text is that without drafts; rejection: only its distribution is")
+                "same: the same text as without drafts; rejection: the same distribution")
         .takes("RULE")
         .rare();
     table
@@ -190,7 +190,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     // llama.cpp's -2, "until the context is full", means -1 here.
     table
         .add("-n,--predict,--n-predict,--max-tokens", "N",
-             "most tokens to generate; -1: until the model ends",
+             "maximum number of tokens to generate; -1: until the model stops",
              [&o](const std::string &text) {
                  o.predict = text == "-2" ? -1 : static_cast<int64_t>(number_in(whole_numbers(-1), text));
              })
@@ -208,7 +208,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     }
     table
         .list("--dry-sequence-breaker,--dry-breaker", o.dry_breakers,
-              "DRY: a text that ends repetitions, or none; replaces \\n : \" *; repeatable")
+              "DRY: repetitions end at this text; none: no such texts; replaces \\n : \" *; repeatable")
         .rare();
     table
         .add("--samplers,--sampling-seq,--sampler-seq", "ORDER",
@@ -217,7 +217,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
         .by_default("edskypmxt")
         .rare();
     table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer before this text; repeatable");
-    table.list("--ban", o.bans, "the model does not write this text, exactly as it stands; repeatable");
+    table.list("--ban", o.bans, "the model never writes exactly this text; repeatable");
     table.flag("--ignore-eos", o.ignore_eos, "continue when the model ends its answer").rare();
     table.list("-l,--logit-bias", o.logit_bias, "add to a token's logit; repeatable")
         .takes("ID+B|ID-B")
@@ -239,7 +239,7 @@ void add_logprob_options(OptionTable &table, GenerationFlags &o) {
                  "masks and sampling) and the N most probable tokens; -1: off");
     table
         .number("--prompt-logprobs", o.prompt_logprobs, range,
-                "the same of the prompt's tokens; with -n 0, a text is only scored")
+                "the same for the prompt's tokens; -n 0 only scores a text")
         .rare();
 }
 
@@ -304,7 +304,7 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
     table
         .number("--thinking-budget,--reasoning-budget", o.thinking_budget,
                 whole_numbers(-1, int64_t{1} << 31),
-                "most tokens of reasoning, then the answer begins; -1: no limit")
+                "maximum tokens of reasoning before the answer; -1: no limit")
         .rare();
     table.text("--tools", o.tools, "tools that the model may call: a JSON list of definitions")
         .takes("FILE")

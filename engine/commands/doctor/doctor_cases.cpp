@@ -432,7 +432,7 @@ class Cases {
         push(
             name, gate.name, [this, step, count] { return experts(step, count); }, 2 * kMatrix);
     }
-    // Cases use only the first experts, of each group as many as routing needs.
+    // Cases use only the first experts: in each group, as many as the routing needs.
     static int64_t experts_for(const Routing &routing, int64_t all) {
         const int64_t least = routing.used + 2;
         if (routing.groups <= 1) return std::min(all, std::max(kFewExperts, least));
@@ -488,7 +488,7 @@ class Cases {
             "scan gates, " + std::to_string(width(step.in)), "",
             [this, step, out] { return small().input(step.in).step(step).look_at(out); }, kExact);
     }
-    // Keys and queries of length one; decays and strengths between 0 and 1.
+    // Keys and queries of unit length; decays and strengths between 0 and 1.
     void add(const LinearScan &step) {
         const bool channels = step.decay != kNoSlot && width(step.decay) != step.heads;
         if (seen({kScan, step.heads, step.key_heads, step.dk, step.dv, step.neighbors, step.delta,

@@ -103,7 +103,7 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
     finding.detail = std::isfinite(d.all) ? "error " + scientific(d.all) : "results are not finite";
     if (!same_bits(whole, again)) {
         finding.verdict = Verdict::Unstable;
-        finding.detail += ", and another result at the second run";
+        finding.detail += ", and a different result in the second run";
     } else if (!(d.all <= tolerance) || !(d.worst_column <= 8 * tolerance)) {
         finding.verdict = Verdict::Wrong;
         if (std::isfinite(d.all))
@@ -118,7 +118,7 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
         const bool wrong = !(of_parts.all <= tolerance);
         finding.verdict = wrong ? Verdict::Wrong : Verdict::Varies;
         finding.detail = wrong ? "error " + scientific(of_parts.all) + " with few tokens in a batch"
-                               : finding.detail + ", other bits with fewer tokens in a batch";
+                               : finding.detail + ", different bits with fewer tokens in a batch";
     }
 }
 
@@ -172,8 +172,8 @@ void measure(const StepCase &step, const kernels::Program &program, const Checke
         if (!(seconds > 0)) return;
         const double rate = static_cast<double>(step.bytes) / seconds, share = rate / device.bytes_per_second;
         char text[96];
-        std::snprintf(text, sizeof text, ", %.1f us, %.1f GB/s (%.0f%% of the memory's)", seconds * 1e6,
-                      rate / 1e9, 100 * share);
+        std::snprintf(text, sizeof text, ", %.1f us, %.1f GB/s (%.0f%% of the memory bandwidth)",
+                      seconds * 1e6, rate / 1e9, 100 * share);
         finding.detail += text;
         finding.numbers["seconds"] = seconds;
         finding.numbers["bytes_per_second"] = rate;

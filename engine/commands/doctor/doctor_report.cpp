@@ -61,7 +61,7 @@ class Judge {
             return f.area == area && f.verdict == verdict && f.role != Finding::Role::Summary;
         });
     }
-    // The first fault with its own remedy, and whether all faults of the area have one.
+    // The first fault of the area that has its own remedy (null: none), and whether all its faults have one.
     const Finding *told(Area area) const {
         const auto found = std::find_if(findings_.begin(), findings_.end(), [&](const Finding &f) {
             return f.area == area && is_fault(f.verdict) && !f.remedy.empty();

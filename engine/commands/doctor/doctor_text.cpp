@@ -121,7 +121,7 @@ Finding compare_texts(const TextLogits &cpu, const TextLogits &gpu, const TextLo
         std::memcmp(gpu.logits.data(), again.logits.data(), gpu.logits.size() * sizeof(float)) == 0;
     if (!equal) {
         finding.verdict = Verdict::Unstable;
-        finding.detail += ", and another result at the second run";
+        finding.detail += ", and a different result in the second run";
     } else if (!(sum <= kMostDivergence)) {
         finding.verdict = Verdict::Wrong;
     }

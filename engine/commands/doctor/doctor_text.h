@@ -1,4 +1,5 @@
-// Runs a short text through the whole model: do GPU and CPU agree, and does the model predict English?
+// Runs a short text through the whole model: checks that GPU and CPU agree, and that the model predicts
+// English.
 #pragma once
 
 #include <optional>

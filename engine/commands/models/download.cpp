@@ -32,7 +32,7 @@ std::string system_error() {
     return std::generic_category().message(errno);
 }
 
-// Opened for reading and appending.
+// Opens a partial file for reading and appending.
 Descriptor open_partial(const fs::path &path) {
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (fd < 0)
@@ -50,7 +50,7 @@ class Attempt {
     void run(const DownloadProgress &progress) {
         std::vector<std::thread> threads;
         progress(written_, false);
-        // The first connection finds out whether the server has ranges.
+        // The first connection finds out whether the server supports ranges.
         threads.emplace_back([this] { work(true); });
         bool is_alone = true;
         std::unique_lock lock(mutex_);
@@ -111,7 +111,7 @@ class Attempt {
 
     std::optional<Range> next_range() {
         std::unique_lock lock(mutex_);
-        // Ranges that wait for an earlier one stay in memory, so their number is limited.
+        // Ranges that arrive before an earlier one stay in memory, so their number is limited.
         const uint64_t most = options_.range * 2 * static_cast<uint64_t>(options_.connections);
         changed_.wait(lock, [&] { return stop_ || next_ >= task_.bytes || next_ < written_ + most; });
         if (stop_ || next_ >= task_.bytes) return std::nullopt;
@@ -145,7 +145,7 @@ class Attempt {
             if (failures > options_.retries) {
                 keep(range, bytes);
                 throw OutputError(task_.name + ": " + why +
-                                  "; what is there is kept: the same command goes on with it");
+                                  "; the downloaded part is kept: run the same command again to continue");
             }
             if (failures > 0) pause(failures);
         }
@@ -201,7 +201,7 @@ class Attempt {
         if (response.status >= 500 || response.status == 429 || response.status == 408)
             throw HttpError(HttpError::Kind::Broken,
                             "the server answers with status " + std::to_string(response.status));
-        // An address behind a redirect is valid for some time only.
+        // The address behind a redirect expires after some time.
         if (response.status != 206 && request.address != task_.address)
             throw HttpError(HttpError::Kind::Broken,
                             "the server answers with status " + std::to_string(response.status));
@@ -229,17 +229,17 @@ class Attempt {
     // For a file that is sent whole: writes the bytes that the partial file lacks.
     void append_whole(std::span<const std::byte> data, uint64_t at) {
         const std::lock_guard lock(mutex_);
-        next_ = task_.bytes;  // there are no ranges for others
+        next_ = task_.bytes;  // leaves no ranges to other connections
         if (at + data.size() <= written_) return;
         if (at < written_) data = data.subspan(static_cast<size_t>(written_ - at));
         write_at_end(data);
     }
 
-    // Takes a whole range and writes it, at once or after the ranges before it.
+    // Takes a complete range; writes it at once, or when the ranges before it have arrived.
     void deliver(uint64_t from, Bytes bytes) {
         const std::lock_guard lock(mutex_);
         waiting_[from] = std::move(bytes);
-        // (The server may have begun to send the whole file before: a part of a range is written then.)
+        // (If the server had begun to send the whole file, only the rest of the range is written.)
         for (auto first = waiting_.begin(); first != waiting_.end() && first->first <= written_;
              first = waiting_.begin()) {
             received_ -= first->second.size();
@@ -251,7 +251,7 @@ class Attempt {
         changed_.notify_all();
     }
 
-    // Writes the beginning of a range, if it is the next one in the file.
+    // Saves an incomplete range if it is the next one in the file.
     void keep(const Range &range, const Bytes &bytes) {
         const std::lock_guard lock(mutex_);
         if (range.from == written_ && !bytes.empty()) write_at_end(bytes);
@@ -327,8 +327,8 @@ std::string hash_of(int fd, uint64_t bytes, const std::atomic<bool> &stop, const
                   static_cast<off_t>(at));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            throw OutputError("cannot read what was downloaded: " +
-                              (n < 0 ? system_error() : "the file was cut"));
+            throw OutputError("cannot read the downloaded file: " +
+                              (n < 0 ? system_error() : "the file was truncated"));
         hash.add(std::span(buffer).first(static_cast<size_t>(n)));
         at += static_cast<uint64_t>(n);
         if (std::chrono::steady_clock::now() - shown < 200ms) continue;
@@ -354,18 +354,18 @@ void download(const DownloadTask &task, const DownloadOptions &options, const st
         if (have > task.bytes) {
             have = 0;
             if (ftruncate(file.get(), 0) != 0)
-                throw OutputError("cannot cut " + partial.string() + ": " + system_error());
+                throw OutputError("cannot truncate " + partial.string() + ": " + system_error());
         }
         if (have < task.bytes) Attempt(task, options, stop, file.get(), have).run(progress);
         const std::string hash = hash_of(file.get(), task.bytes, stop, progress);
         if (hash == task.sha256) break;
         if (have == 0) {
             unlink(partial.c_str());
-            throw OutputError(task.name + ": the SHA-256 of what was downloaded is " + hash + ", not " +
-                              task.sha256 + ": it was removed");
+            throw OutputError(task.name + ": the SHA-256 of the download is " + hash + ", expected " +
+                              task.sha256 + "; the download was removed");
         }
         if (ftruncate(file.get(), 0) != 0)
-            throw OutputError("cannot cut " + partial.string() + ": " + system_error());
+            throw OutputError("cannot truncate " + partial.string() + ": " + system_error());
     }
     if (fsync(file.get()) != 0 || rename(partial.c_str(), task.path.c_str()) != 0)
         throw OutputError("cannot write " + gguf::printable(task.path.native(), 4096) + ": " +

@@ -2,7 +2,7 @@
 // PATH when its hash is right.
 //
 // The file is requested in ranges, which may arrive in any order but are written in the file's order. PATH.incomplete
-// is thus a prefix of the file at any time, and a download that was interrupted or killed goes on where it ended. A
+// is thus a prefix of the file at any time, and a download that was interrupted or killed continues where it ended. A
 // server without ranges sends the whole file over one connection; the part that is already there is skipped.
 #pragma once
 
@@ -29,11 +29,13 @@ struct DownloadTask {
     std::string sha256;
 };
 
-// Called about five times a second, with the number of bytes downloaded, and whether they are being hashed now.
+// Called about five times a second with the number of bytes downloaded, and whether the file is being hashed
+// now.
 using DownloadProgress = std::function<void(uint64_t done, bool is_hashing)>;
 
-// Throws Interrupted (the partial file stays), HttpError, UsageError, OutputError. If the hash is wrong, the partial
-// file is removed; if a part of it was there before, the whole file is downloaded anew once before that.
+// Throws Interrupted (the partial file stays), HttpError, UsageError, OutputError. If the hash is wrong,
+// removes the partial file; if it began with a part from an earlier run, first downloads the whole file once
+// more.
 void download(const DownloadTask &task, const DownloadOptions &options, const std::atomic<bool> &stop,
               const DownloadProgress &progress);
 

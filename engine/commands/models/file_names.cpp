@@ -33,7 +33,7 @@ void take_part_number(FileName &name) {
     name.stem.resize(name.stem.size() - kEnding);
 }
 
-// Q4_K_M, IQ2_XXS, TQ1_0, F16, BF16, MXFP4, NVFP4, Q4_K_XL.
+// True for names such as Q4_K_M, IQ2_XXS, TQ1_0, F16, BF16, MXFP4, NVFP4, Q4_K_XL.
 bool is_type(std::string_view word) {
     for (const std::string_view start : {"IQ", "TQ", "Q", "BF", "F", "MXFP", "NVFP"})
         if (word.size() > start.size() && word.starts_with(start) && is_digit(word[start.size()]))

@@ -21,9 +21,9 @@ std::optional<FileName> parse_file_name(std::string_view path);
 // matrices, draft heads.
 bool is_model_name(std::string_view path);
 
-// The model that USER/REPO[:TAG] names among the paths of a repository, by llama.cpp's rule: the first path with TAG
-// followed by "." or "-", in any case; without a tag Q4_K_M, then Q8_0, then the first model. For a split
-// model, its first part. nullopt if there is none.
+// The model that USER/REPO[:TAG] names among the paths of a repository, by llama.cpp's rule: the first path
+// with TAG followed by "." or "-", ignoring case; without a tag Q4_K_M, then Q8_0, then the first model. For
+// a split model, its first part. nullopt if there is none.
 std::optional<std::string> choose_model(const std::vector<std::string> &paths, const std::string &tag);
 
 // All parts of the model whose first part is `path`, in order. A part that is not in `paths` is left out.

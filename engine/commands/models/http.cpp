@@ -1,6 +1,6 @@
 #include "engine/commands/models/http.h"
 
-#define CURL_DISABLE_DEPRECATION  // CURLOPT_PROTOCOLS has no successor in older libraries
+#define CURL_DISABLE_DEPRECATION  // CURLOPT_PROTOCOLS has no replacement in older libraries
 #include <curl/curl.h>
 #include <dlfcn.h>
 
@@ -37,7 +37,7 @@ void find(void *library, const char *name, Function &function) {
 }
 
 Library load() {
-    // RUNNEL_LIBCURL names a library in another place.
+    // RUNNEL_LIBCURL is the path of a library in another place.
     const char *named = std::getenv("RUNNEL_LIBCURL");
     void *handle = nullptr;
     if (named && *named)
@@ -89,7 +89,7 @@ struct Transfer {
     curl_off_t received = 0;
     base::Clock::time_point last_byte = base::Clock::now();
     bool stalled = false;
-    std::exception_ptr thrown = {};  // by a callback: libcurl is C, which no exception may cross
+    std::exception_ptr thrown = {};  // by a callback; exceptions must not pass through libcurl, which is C
 };
 
 constexpr size_t kMostHeaders = 100, kLongestHeader = 16384;
@@ -104,7 +104,7 @@ void take_header(std::string_view line, std::map<std::string, std::string> &head
     headers[lower(line.substr(0, colon))] = line.substr(from, end - from);
 }
 
-// Runs a callback's work. Returns `size` if it returns true, else 0, which ends the transfer.
+// Runs the work of a callback. Returns `size` if it returned true, else 0, which ends the transfer.
 size_t guarded(Transfer &transfer, size_t size, auto work) {
     try {
         return work() ? size : 0;
@@ -214,7 +214,7 @@ HttpResponse Http::get_once(const HttpRequest &request, const std::string &addre
     curl.set(easy, CURLOPT_URL, address.c_str());
     curl.set(easy, CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
     curl.set(easy, CURLOPT_FOLLOWLOCATION, 0L);
-    curl.set(easy, CURLOPT_NOSIGNAL, 1L);  // its signals would disturb other threads
+    curl.set(easy, CURLOPT_NOSIGNAL, 1L);  // libcurl's signals would disturb other threads
     curl.set(easy, CURLOPT_USERAGENT, "runnel");
     curl.set(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
     curl.set(easy, CURLOPT_CONNECTTIMEOUT, static_cast<long>(request.stall_seconds));
@@ -248,7 +248,7 @@ HttpResponse Http::get_once(const HttpRequest &request, const std::string &addre
         curl.info(easy, CURLINFO_REDIRECT_URL, &next);
         redirect = next ? next : "";
     } else {
-        begin(transfer);  // an answer without a body
+        begin(transfer);  // not called yet if the answer has no body
     }
     return std::move(transfer.response);
 }
@@ -264,10 +264,11 @@ HttpResponse Http::get(const HttpRequest &request) {
         HttpResponse response = get_once(request, address, redirect);
         if (!is_redirect(response.status)) return response;
         if (redirect.empty())
-            throw HttpError(HttpError::Kind::Refused, shown_host(address) + ": a redirect to nowhere");
+            throw HttpError(HttpError::Kind::Refused,
+                            shown_host(address) + ": a redirect without an address");
         if (origin_of(address).starts_with("https:") && !origin_of(redirect).starts_with("https:"))
             throw HttpError(HttpError::Kind::Refused,
-                            shown_host(address) + ": a redirect from https to an address that is not");
+                            shown_host(address) + ": a redirect from https to http");
         address = redirect;
     }
     throw HttpError(HttpError::Kind::Refused, shown_host(request.address) + ": too many redirects");

@@ -17,7 +17,7 @@
 
 namespace runnel::commands {
 
-// No answer: what() is one line that names the host. Stopped: `stop` became true.
+// Thrown if no complete answer arrives. what() is one line that names the host. Stopped: `stop` became true.
 class HttpError : public std::runtime_error {
   public:
     enum class Kind { NoLibrary, Unreachable, Broken, Certificate, Refused, Stopped };
@@ -53,7 +53,7 @@ class Http {
     Http(const Http &) = delete;
     Http &operator=(const Http &) = delete;
 
-    // Throws HttpError if there is no whole answer; any status is an answer. If `begin` or `body` ended the request,
+    // Throws HttpError without a complete answer; any status is an answer. If `begin` or `body` ended the request,
     // the response is returned.
     HttpResponse get(const HttpRequest &request);
 

@@ -55,7 +55,8 @@ std::string text_of(const Json *value) {
     return value && value->is_string() ? value->get<std::string>() : "";
 }
 
-// The text after "hf.co/" or "huggingface.co/", with or without "https://"; nullopt if it has no such beginning.
+// The text after "hf.co/" or "huggingface.co/", with or without "https://" in front; nullopt without such a
+// host.
 std::optional<std::string_view> behind_host(std::string_view text) {
     for (const std::string_view scheme : {"https://", "http://"})
         if (text.starts_with(scheme)) text.remove_prefix(scheme.size());
@@ -114,15 +115,15 @@ HubServer hub_server() {
     while (server.endpoint.ends_with('/')) server.endpoint.pop_back();
     if (origin_of(server.endpoint).empty())
         throw UsageError("HF_ENDPOINT: " + gguf::quoted(server.endpoint) +
-                         " is no address: https://huggingface.co");
+                         " is not an address such as https://huggingface.co");
     if (std::ranges::any_of(server.token, [](char c) { return c <= ' ' || c >= 0x7f; }))
-        throw UsageError("HF_TOKEN holds characters that no token has");
+        throw UsageError("HF_TOKEN has characters that are not allowed in a token");
     return server;
 }
 
 namespace {
 
-// "https://huggingface.co", without the port where it is the usual one.
+// "https://huggingface.co", without the port if it is the default.
 std::string shown_server(const HubServer &server) {
     std::string origin = origin_of(server.endpoint);
     for (const auto &[scheme, port] : {std::pair("https:", ":443"), std::pair("http:", ":80")})
@@ -142,7 +143,7 @@ void check_status(const HttpResponse &response, const HubServer &server, const s
     if (code == "GatedRepo")
         throw UsageError(
             shown + " is gated: accept its terms at " + shown_server(server) + "/" + shown +
-            (has_token ? " as the owner of HF_TOKEN" : ", then set HF_TOKEN to an access token"));
+            (has_token ? " with the account of HF_TOKEN" : ", then set HF_TOKEN to an access token"));
     if (status == 401)
         throw UsageError(shown + (has_token
                                       ? ": the server does not accept HF_TOKEN for it (401): is the token "
@@ -151,7 +152,7 @@ void check_status(const HttpResponse &response, const HubServer &server, const s
                                         "HF_TOKEN to an access token"));
     if (status == 403) throw UsageError(shown + ": the server refuses access (403)");
     if (status == 404) throw UsageError(shown + ": not found on " + host + " (404)");
-    if (status == 429) throw OutputError(host + " gets too many requests (429): try again later");
+    if (status == 429) throw OutputError(host + " received too many requests (429): try again later");
     throw OutputError(shown + ": " + host + " answers with status " + number);
 }
 
@@ -187,7 +188,7 @@ HubRepository parse_repository(std::string_view text) {
 
 namespace {
 
-// Tries again if the connection breaks, but not if none can be made.
+// Tries again if the connection breaks, but not if no connection can be made.
 HttpResponse get_patiently(Http &http, const HttpRequest &request, std::string &body) {
     constexpr int kMostFailures = 3;
     for (int failures = 0;;) try {

@@ -3,8 +3,8 @@
 //   GET ENDPOINT/api/models/USER/REPO/revision/main?blobs=true   the commit, and each file's size and SHA-256
 //   GET ENDPOINT/USER/REPO/resolve/COMMIT/PATH                   a file, usually by a redirect to another host
 //
-// HF_ENDPOINT is another server than https://huggingface.co. The token of private and gated repositories is HF_TOKEN, or
-// the file where Hugging Face's own programs keep it. It is never printed.
+// HF_ENDPOINT replaces https://huggingface.co. The token for private and gated repositories is HF_TOKEN, or
+// the content of the file where Hugging Face's own programs keep it. The token is never printed.
 #pragma once
 
 #include <atomic>
@@ -51,8 +51,8 @@ struct HubServer {
                              const std::string &path) const;
 };
 
-// Server and token from the environment. Throws UsageError for an endpoint that is not an address and for a
-// token with characters that no token has.
+// Server and token from the environment. Throws UsageError for an endpoint that is not an address, and for a
+// token with characters that are not allowed.
 HubServer hub_server();
 
 // Throws UsageError if there is no such repository or no access to it, HttpError, and OutputError for an

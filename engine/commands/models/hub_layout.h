@@ -14,7 +14,7 @@
 
 namespace runnel::commands {
 
-// "USER/REPO": letters, digits and "-._", at most 96 of each, without "--", "..", or "-" and "." at the ends.
+// "USER/REPO": each has at most 96 letters, digits and "-._", without "--", "..", or "-" and "." at its ends.
 bool is_repo_name(std::string_view text);
 // "models--USER--REPO", and back (nullopt for other folders).
 std::string hub_folder(const std::string &repo);

@@ -17,7 +17,8 @@ Command pull_command() {
         .description =
             "Downloads a model from Hugging Face into its cache, which Hugging Face's own programs and "
             "llama.cpp share, and prints the file's path. Without QUANT: Q4_K_M, else Q8_0, else the first "
-            "model. USER/REPO/FILE.gguf names a file. An interrupted download goes on where it ended; every "
+            "model. USER/REPO/FILE.gguf names a file. An interrupted download continues where it ended; "
+            "every "
             "file's SHA-256 is checked. HF_TOKEN is the token for private and gated models, HF_ENDPOINT "
             "another server, HF_HUB_CACHE another folder; proxies are those of the environment.",
         .examples = {"pull Qwen/Qwen3-0.6B-GGUF", "pull ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
@@ -26,19 +27,19 @@ Command pull_command() {
         .takes_text = true};
     auto o = std::make_shared<DownloadOptions>();
     OptionTable &table = command.options;
-    table.number("--connections", o->connections, whole_numbers(1, 16), "most connections at a time");
+    table.number("--connections", o->connections, whole_numbers(1, 16), "maximum number of connections");
     table.number("--retries", o->retries, whole_numbers(0, 1000),
-                 "attempts after a connection that gave nothing; one that gave something is always followed");
+                 "attempts in a row that may end without a new byte before the download fails");
     table.number("--timeout", o->stall_seconds, whole_numbers(1, 3600),
-                 "seconds without a byte until a connection is made anew");
-    table.number("--request-bytes", o->range, whole_numbers(1024, 1 << 30), "bytes of one request").rare();
+                 "seconds without a byte before reconnecting");
+    table.number("--request-bytes", o->range, whole_numbers(1024, 1 << 30), "bytes per request").rare();
     command.call = [o](const Words &words, Io &io) {
         if (!words.text) throw UsageError("no model given: runnel pull USER/REPO[:QUANT]");
         const auto name = parse_hub_name(*words.text);
         if (!name)
             throw UsageError(
                 gguf::quoted(*words.text) +
-                " names no model of Hugging Face: write USER/REPO, USER/REPO:QUANT or USER/REPO/FILE.gguf");
+                " names no model on Hugging Face: write USER/REPO, USER/REPO:QUANT or USER/REPO/FILE.gguf");
         io.out.write(pull(*name, *o, io) + "\n");
         return exit_code::kDone;
     };

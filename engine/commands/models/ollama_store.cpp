@@ -43,7 +43,7 @@ fs::path blob_of(const fs::path &manifest, const fs::path &root, std::string &pr
             if (!layer.is_object() || text_of(layer, "mediaType") != kModelLayer) continue;
             const std::string digest = text_of(layer, "digest");
             if (!digest.starts_with("sha256:") || !is_hex(digest.substr(7), 64)) {
-                problem = "its manifest names no valid digest";
+                problem = "its manifest has no valid digest";
                 return manifest;
             }
             fs::path blob = root / "blobs" / ("sha256-" + digest.substr(7));

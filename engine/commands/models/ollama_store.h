@@ -8,7 +8,7 @@
 
 namespace runnel::commands {
 
-// `root`: the folder with manifests/ and blobs/. A manifest that is damaged gives a model with a problem.
+// `root`: the folder with manifests/ and blobs/. A damaged manifest gives a model with a `problem`.
 std::vector<StoredModel> ollama_models(const std::filesystem::path &root);
 
 }  // namespace runnel::commands

@@ -58,7 +58,7 @@ class PullProgress {
     bool drawn_ = false;
 };
 
-// Held while a blob is downloaded, as Hugging Face's own library holds it.
+// The lock that Hugging Face's own library also holds while it downloads a blob.
 class BlobLock {
   public:
     BlobLock(const fs::path &root, const std::string &folder, const std::string &blob,
@@ -134,7 +134,7 @@ bool is_there(const fs::path &blob, uint64_t bytes) {
     return fs::is_regular_file(blob, error) && fs::file_size(blob, error) == bytes && !error;
 }
 
-// Throws if the disk has no room for what is missing.
+// Throws if the disk has too little space for the missing bytes.
 void check_space(const fs::path &blobs, const std::vector<HubFile> &files) {
     constexpr uint64_t kSpare = uint64_t{16} << 20;
     uint64_t missing = 0;
@@ -147,7 +147,7 @@ void check_space(const fs::path &blobs, const std::vector<HubFile> &files) {
     std::error_code error;
     const fs::space_info space = fs::space(blobs, error);
     if (missing == 0 || error || space.available >= missing + kSpare) return;
-    throw OutputError("no room: " + size_text(missing, 1) + " are missing, and " +
+    throw OutputError("not enough disk space: " + size_text(missing, 1) + " are missing, and " +
                       gguf::printable(blobs.native(), 4096) + " has " + size_text(space.available, 1) +
                       " free");
 }
@@ -180,7 +180,7 @@ std::string pull_files(const HubName &name, const DownloadOptions &options, cons
                   .sha256 = file.sha256},
                  options, stop, [&](uint64_t done, bool is_hashing) { progress.update(done, is_hashing); });
     }
-    // (Only now: a model in a snapshot is complete.)
+    // (Links come last, so that every model in a snapshot is complete.)
     for (const HubFile &file : files) link_blob(folder, repository.commit, file.path, file.sha256);
     set_main(folder, repository.commit);
     return (folder / "snapshots" / repository.commit / files.front().path).string();

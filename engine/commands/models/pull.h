@@ -11,7 +11,7 @@ namespace runnel::commands {
 
 // Downloads the files of a model that are not in the cache yet, all parts of a split model, and returns the
 // path of the first one. The model appears in the cache when it is complete. Throws UsageError for a name
-// that does not exist, OutputError, HttpError, Interrupted (what was downloaded is kept).
+// that does not exist, OutputError, HttpError, and Interrupted, which keeps the downloaded part.
 std::string pull(const HubName &name, const DownloadOptions &options, Io &io);
 
 // The path of the first file of a model that is in the cache, without asking the server. nullopt if it is not there.
@@ -20,8 +20,8 @@ std::optional<std::string> find_pulled(const HubName &name);
 // "model.gguf [####----]  50%  2.3 of 4.6 GiB  51 MB/s  0:45 left"
 std::string pull_line(const std::string &name, uint64_t done, uint64_t all, double rate);
 
-// Removes a model of Hugging Face's cache, with all files that no other model uses; a repository's name means all
-// models of it. Asks unless `is_sure`. Throws UsageError if there is none.
+// Removes a model from Hugging Face's cache, with all files that no other model uses; the name of a
+// repository means all its models. Asks unless `is_sure`. Throws UsageError if there is none.
 int remove_model(const std::string &name, bool is_sure, Io &io);
 
 }  // namespace runnel::commands

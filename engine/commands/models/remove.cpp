@@ -1,4 +1,4 @@
-// `runnel rm`: removes models of Hugging Face's cache.
+// `runnel rm`: removes models from Hugging Face's cache.
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Removal {
     uint64_t bytes = 0;
 };
 
-// `stem`: that of the model's files; nullopt: all models of the repository.
+// `stem`: the stem of the model's files; nullopt: all models of the repository.
 Removal plan(const fs::path &folder, const std::optional<std::string> &stem) {
     Removal removal;
     std::set<fs::path> kept, gone;
@@ -53,14 +53,14 @@ Removal plan(const fs::path &folder, const std::optional<std::string> &stem) {
     return removal;
 }
 
-// Removes a folder and those above it, below `top`, as far as they are empty.
+// Removes a folder if it is empty, then the folders above it, up to `top`.
 void remove_empty(fs::path folder, const fs::path &top) {
     std::error_code error;
     for (; folder != top && fs::remove(folder, error); folder = folder.parent_path()) {
     }
 }
 
-// What was removed, and the repository's folder if nothing is left in it, neither other models nor parts of downloads.
+// Removes the files, then the repository's folder if it holds no other models and no partial downloads.
 void remove_files(const fs::path &folder, const Removal &removal) {
     for (const fs::path &file : removal.files) {
         fs::remove(file);
@@ -110,7 +110,7 @@ int remove_model(const std::string &text, bool is_sure, Io &io) {
                                    ? model.name == text || (parsed && parsed->tag == capitals(name->tag))
                                    : file == name->file;
             if (!is_it) continue;
-            if (stem) throw UsageError(gguf::printable(text) + " means several models: name the file");
+            if (stem) throw UsageError(gguf::printable(text) + " matches several models: name the file");
             stem = parse_file_name(file)->stem;
         }
         if (!stem)

@@ -69,7 +69,7 @@ std::string resolve_model(const std::string &word, const std::map<std::string, s
                           bool is_offline, Io &io) {
     std::error_code error;
     const bool exists = fs::exists(word, error);
-    if (error) return word;  // opening it says why
+    if (error) return word;  // opening the file reports the reason
     if (exists) return fs::is_directory(word, error) ? model_in(word) : word;
     if (const auto name = parse_hub_address(word)) return downloaded(*name, is_offline, io);
     if (const auto model = find_stored(word)) {

@@ -9,8 +9,8 @@
 
 namespace runnel::commands {
 
-// The path of the model's file, for a MODEL that is not a short name of the configuration. `short_names` serve only as
-// suggestions. Throws UsageError, with what the user may have meant, if there is no such model, and what pull() throws.
+// The path of the model's file. `word` is not one of `short_names`, which serve only for suggestions. Throws
+// UsageError with suggestions if there is no such model, and what pull() throws.
 std::string resolve_model(const std::string &word, const std::map<std::string, std::string> &short_names,
                           bool is_offline, Io &io);
 

@@ -1,5 +1,5 @@
-// SHA-256 (FIPS 180-4), the hash that Hugging Face publishes for every large file. Own code, because the
-// program links no cryptographic library and needs nothing else of one.
+// SHA-256 (FIPS 180-4), the hash that Hugging Face publishes for every large file. It is implemented here
+// because the program links no cryptographic library and has no other use for one.
 #pragma once
 
 #include <array>

@@ -116,7 +116,7 @@ bool is_file_name(const StoredModel &model, const std::string &word) {
     return name && word == name->stem;
 }
 
-// The model that USER/REPO:TAG names, by llama.cpp's rule for tags, in any case.
+// The model that USER/REPO:TAG names, by llama.cpp's rule for tags, ignoring case.
 std::optional<StoredModel> by_repository(const std::vector<StoredModel> &models, const std::string &word) {
     const size_t colon = word.find(':');
     const std::string repo = word.substr(0, colon);

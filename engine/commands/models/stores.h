@@ -24,8 +24,8 @@ struct StoredModel {
     std::string problem = {};    // not empty: why it cannot be opened
 };
 
-// The folders where the programs keep their models, by their environment variables. They need not exist;
-// without these variables and HOME there are none.
+// The folders where the programs keep their models, according to their environment variables. They need not
+// exist. Without these variables and HOME there are none.
 std::optional<std::filesystem::path> hub_root();
 std::vector<std::filesystem::path> store_roots(Store store);
 

@@ -8,7 +8,7 @@
 namespace runnel::commands {
 
 struct Series {
-    enum class Style { Line, Points, Curve };  // Line: the points, joined; Curve: the line alone
+    enum class Style { Line, Points, Curve };  // Line: joined points; Curve: a line without points
     std::string name;
     std::vector<std::pair<double, double>> points;
     Style style = Style::Line;
@@ -20,7 +20,7 @@ struct Axis {
 };
 
 struct Plot {
-    std::string title;  // what the picture says, one line
+    std::string title;  // one line: what the plot shows
     Axis x, y;
     std::vector<Series> series;  // at most 8
 };
@@ -33,12 +33,12 @@ struct PlotSize {
 // The number as an axis shows it: "0", "250", "1.5k", "16M", "0.01".
 std::string short_number(double value);
 
-// The numbers that an axis from `low` to `high` is marked with, ascending, within these bounds: multiples of 1,
-// 2 or 5 times a power of ten; on a logarithmic axis powers of ten, with 2 and 5 times these if there are few.
+// Ascending tick values for an axis from `low` to `high`, within these bounds. On a linear axis they are multiples
+// of 1, 2 or 5 times a power of ten; on a logarithmic axis powers of ten, with 2 and 5 times these if there are few.
 std::vector<double> ticks(double low, double high, bool logarithmic, int most);
 
 // Lines of at most `columns` columns. Points that are not finite, or not positive on a logarithmic axis, are
-// left out; without any point the text says so.
+// left out. If no point is left, the text says so.
 std::string terminal_plot(const Plot &plot, const PlotSize &size = {});
 
 // PlotSize for this terminal: ASCII if TERM is dumb or the locale is not UTF-8.

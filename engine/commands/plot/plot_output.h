@@ -1,4 +1,4 @@
-// Where a command's plot goes: below its table in a terminal, and into the file of --plot.
+// Outputs of a command's plot: in a terminal below the table, and the file of --plot.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace runnel::commands {
 
-// Before the work: throws gguf::OutputRefused if the file must not be written. An empty path: no file.
+// Call before the computation: throws gguf::OutputRefused if the file must not be written. An empty path: no
+// file.
 void check_plot_file(const std::string &path, const Io &io);
 
 // Throws gguf::WriteError.

@@ -43,7 +43,7 @@ std::vector<double> ticks(double low, double high, bool logarithmic, int most) {
             break;
         }
     const size_t limit =
-        2 * static_cast<size_t>(std::max(most, 1));  // where i is too large for ++i to change it
+        2 * static_cast<size_t>(std::max(most, 1));  // a limit, because ++i does not change a large i
     for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && all.size() < limit; ++i)
         all.push_back(i * step);
     return all;

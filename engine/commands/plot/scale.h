@@ -1,4 +1,4 @@
-// From the values of an axis to places on it.
+// Maps the values of an axis to positions on it.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@ namespace runnel::commands {
 
 class Scale {
   public:
-    // Of all values that it can show; a little wider than these. A linear axis begins at 0 if that is near.
+    // Covers all `values` that the axis can show, with a small margin. A linear axis begins at 0 if 0 is
+    // near.
     Scale(std::vector<double> values, bool logarithmic);
     bool shows(double value) const;
     double place(double value) const;  // 0 .. 1

@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kWidth = 760, kHeight = 460, kLeft = 84, kRight = 24, kTop = 52, kBottom = 62;
 constexpr double kLegendLine = 20;
-// Okabe and Ito's colors, which color-blind people tell apart.
+// The palette of Okabe and Ito, whose colors color-blind people can tell apart.
 constexpr const char *kColors[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                    "#E69F00", "#56B4E9", "#000000", "#999999"};
 
@@ -50,7 +50,7 @@ std::string line_at(double x0, double y0, double x1, double y1, const char *colo
            fixed(y1) + "\" stroke=\"" + color + "\"/>\n";
 }
 
-// Pixels of the drawing.
+// The drawing area, in pixels.
 struct Area {
     const Scales &scales;
     double height;  // of the picture
@@ -100,7 +100,7 @@ std::string drawn(const Series &series, const Area &area, const char *color) {
 
 std::string svg_plot(const Plot &plot) {
     const Scales scales = scales_of(plot);
-    // Two columns of legend below the axis.
+    // The legend below the axis has two columns.
     const auto rows = static_cast<double>((plot.series.size() + 1) / 2);
     const double below = rows * kLegendLine + 8;
     const Area area{scales, kHeight};

@@ -10,13 +10,13 @@ namespace runnel::commands {
 namespace {
 
 constexpr char kMarks[] = {'o', 'x', '+', '*', '#', '@', '%', '='};
-constexpr int kMargin = 9;  // columns of the numbers at the vertical axis
+constexpr int kMargin = 9;  // columns for the numbers of the vertical axis
 
 char mark_of(size_t series) {
     return kMarks[series % std::size(kMarks)];
 }
 
-// A drawing of dots, 2 x 4 to a character as in braille, with marks above them.
+// A drawing made of dots, 2 x 4 per braille character, with marks on top.
 class Canvas {
   public:
     Canvas(int columns, int rows)
@@ -25,7 +25,7 @@ class Canvas {
           dots_(static_cast<size_t>(columns * rows), 0),
           marks_(dots_.size(), '\0') {}
 
-    // Coordinates 0 .. 1 from the left and from below.
+    // Coordinates from 0 to 1, from the left and from the bottom.
     void dot(double x, double y) {
         const int column = place(x, 2 * columns_), row = 4 * rows_ - 1 - place(y, 4 * rows_);
         static constexpr uint8_t kBits[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
@@ -94,7 +94,7 @@ std::string padded(std::string text, int columns) {
     return text;
 }
 
-// The line below the drawing: a number centered under each tick, as far as they fit.
+// The line below the drawing: a number centered under each tick, if there is space.
 std::string tick_line(const Scale &scale, int columns) {
     std::string text(static_cast<size_t>(columns), ' ');
     int free = 0;
@@ -111,7 +111,7 @@ std::string tick_line(const Scale &scale, int columns) {
     return text;
 }
 
-// Cut to `columns` bytes at most; labels are ASCII.
+// At most the first `columns` bytes; labels are ASCII.
 std::string cut(const std::string &text, int columns) {
     return text.substr(0, static_cast<size_t>(columns));
 }

@@ -60,7 +60,7 @@ class Progress {
 void check(const ImatrixOptions &o) {
     if (!o.shown.empty()) {
         if (!o.text.empty() || !o.output.empty() || !o.merged.empty())
-            throw UsageError("--show takes no other option than --json");
+            throw UsageError("--show can only be combined with --json");
         return;
     }
     if (o.output.empty()) throw UsageError("give the file to write with -o FILE (or --show FILE)");

@@ -35,7 +35,7 @@ Command quantize_command() {
     table.text("--token-embedding-type", o->embedding_type, "type of token_embd.weight").takes("TYPE");
     table.flag("--pure", o->pure, "the same type for all tensors, without the mix's exceptions");
     table.flag("--leave-output-tensor", o->leave_output, "output.weight stays as it is");
-    table.flag("--allow-requantize", o->allow_requantize, "from weights that are quantized already");
+    table.flag("--allow-requantize", o->allow_requantize, "allow weights that are already quantized");
     table.choice(
         "--method", o->method,
         {{"standard", quantize::Method::Standard}, {"search", quantize::Method::Search}},

@@ -6,8 +6,8 @@
 
 namespace runnel::commands {
 
-// \n, \t, \r, \\, \', \" and \xHH become the characters they stand for, as printf(1) has it. Other backslashes
-// stay as they are.
+// Replaces \n, \t, \r, \\, \', \" and \xHH with the characters they stand for, as printf(1) does. Other
+// backslashes are kept.
 std::string without_escapes(std::string_view text);
 
 }  // namespace runnel::commands

@@ -19,7 +19,8 @@ PromptCache::PromptCache(const std::optional<std::string> &path, const ModelOpti
     const std::string name = gguf::printable(*path_, 4096);
     if (result.state == State::Foreign && !io.overwrite)
         throw UsageError(name + ": " + result.why + ", and will not be overwritten");
-    if (result.state == State::Rejected) io.note(name + ": " + result.why + ": not used, written anew");
+    if (result.state == State::Rejected)
+        io.note(name + ": " + result.why + ": not used; it is written again");
     if (result.state == State::NoRoom) io.note(name + ": " + result.why + ": not used");
     known_ = std::move(result.tokens);
 }

@@ -36,7 +36,7 @@ decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const
     if (logprobs && !options.json) throw UsageError("log-probabilities of tokens need --json");
     if (logprobs && options.beams > 1) throw UsageError("--beams gives no log-probabilities of tokens");
     if (options.chat.thinking_budget >= 0 && options.beams > 1)
-        throw UsageError("--beams searches without a --thinking-budget");
+        throw UsageError("--beams cannot be combined with --thinking-budget");
     decode::EngineOptions engine = engine_options(options.model, io, stop);
     engine.sequences = sequences_of(options);
     leave_room(engine, options.draft);

@@ -25,7 +25,7 @@ Command run_command() {
     table.in_group(Group::Prompt);
     table.text("-p,--prompt", o->prompt, "the prompt, instead of the argument");
     table.text("-f,--file", o->file, "the prompt from a file; -: standard input").takes("FILE");
-    table.text("--suffix", o->suffix, "infill: the text behind the answer, or a file of it; implies --raw")
+    table.text("--suffix", o->suffix, "infill: the text after the answer, or a file with it; implies --raw")
         .takes("TEXT|@FILE");
     table.flag("--raw", o->raw, "complete the text as it stands, without the chat template");
     table.flag("-e,--escape", *escapes, "\\n, \\t, \\\", \\\\ and \\xHH in the prompt are those characters")
@@ -43,20 +43,17 @@ Command run_command() {
               "keep the computed prompt in a file, for the next run that begins with the same text")
         .takes("FILE");
     add_draft_options(table, o->draft);
-    table
-        .flag("--spec-verify", o->verify_drafts,
-              "decode without drafts beside them, and fail where the text differs")
+    table.flag("--spec-verify", o->verify_drafts, "also decode without drafts, and fail if the texts differ")
         .rare();
     table.in_group(Group::Output);
     table.flag("--json", o->json, "one JSON object on stdout");
     add_logprob_options(table, o->generation);
     table
-        .text(
-            "--trace", o->trace,
-            "a timeline of the run, from loading to the last token, for chrome://tracing or ui.perfetto.dev")
+        .text("--trace", o->trace,
+              "write a timeline of the run to this file, for chrome://tracing or ui.perfetto.dev")
         .takes("FILE.json")
         .rare();
-    table.flag("--echo,--display-prompt", o->echo, "the prompt first");
+    table.flag("--echo,--display-prompt", o->echo, "print the prompt first");
     add_stats_options(table, o->stats);
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);

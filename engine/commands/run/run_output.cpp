@@ -142,7 +142,7 @@ void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
         io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
-    if (first().context_full) io_.note(context + " is full: the text ends here (a larger one with -c)");
+    if (first().context_full) io_.note(context + " is full: the text ends here (-c gives a larger one)");
     if (const AnswerText &text = answers_.front().text;
         ended_in_reasoning(first(), !text.reasoning().empty(), text.began()))
         io_.note(

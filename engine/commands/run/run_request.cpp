@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kPatience = 3;  // seconds
 
-// The last line end of a file is not part of the text, as llama.cpp has it.
+// Removes the last newline of a file, as llama.cpp does.
 std::string without_last_newline(std::string text) {
     if (text.ends_with('\n')) text.pop_back();
     if (text.ends_with('\r')) text.pop_back();

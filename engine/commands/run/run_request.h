@@ -13,7 +13,7 @@ namespace runnel::commands {
 // The prompt: the argument, then, after a blank line, the file or the piped input. Throws InputError if it is empty.
 std::string gather_prompt(const RunOptions &options, Io &io, const decode::StopRequest &stop);
 
-// A request for one turn of a conversation, or for the completion of a text as it stands. Throws UsageError
+// A request for one turn of a conversation, or for the completion of a text without a template. Throws UsageError
 // for contradictory options.
 completion::Request request_of(const RunOptions &options, const std::string &text,
                                const completion::PromptFormat &format, const decode::StopRequest &stop,

@@ -11,7 +11,7 @@ namespace runnel::commands {
 
 void check_draft_flags(const RunOptions &options) {
     const bool drafts = drafting_options(options.draft, options.model).has_value();
-    if (drafts && options.beams > 1) throw UsageError("--beams searches without drafts");
+    if (drafts && options.beams > 1) throw UsageError("--beams cannot be combined with drafts");
     if (!options.verify_drafts) return;
     if (!drafts) throw UsageError("--spec-verify needs drafts: --draft-model, --lookup or --self-draft");
     if (options.samples > 1) throw UsageError("--spec-verify compares one answer, not --samples");

@@ -13,7 +13,7 @@ namespace runnel::commands {
 
 // Throws UsageError for contradictory draft options.
 void check_draft_flags(const RunOptions &options);
-// Throws DecodeError{OutOfMemory} where the cache does not hold the text twice.
+// Throws DecodeError{OutOfMemory} if the cache cannot hold the text twice.
 void expect_room_for_two(const decode::Executor &executor);
 
 struct DraftComparison {

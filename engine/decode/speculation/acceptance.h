@@ -1,4 +1,4 @@
-// Estimates how often drafted tokens are accepted, updated as the text goes on.
+// Estimates how often drafted tokens are accepted, updated while the text grows.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 namespace runnel::decode {
 
 // The share of successes in a stream of trials whose odds may change at any time. Two averages with
-// exponential decay, over some 60 and some 7 trials; where they differ by more than three standard
-// deviations of the short one, the short one replaces the long one.
+// exponential decay, over about 60 and about 7 trials; if they differ by more than three standard deviations
+// of the short one, the short one replaces the long one.
 class SuccessRate {
   public:
     void add(bool success);
@@ -34,7 +34,7 @@ class SuccessRate {
 // then the acceptance rate of earlier tokens with about the same reported probability replaces them.
 class Acceptance {
   public:
-    // The probability that a drafted token is accepted, given that those before it were.
+    // The probability that a drafted token is accepted if the tokens before it are.
     double of(float probability) const;
     // That probability for a token that is not drafted yet.
     double typical() const;

@@ -18,15 +18,15 @@ namespace runnel::decode {
 struct Branch {
     size_t shared = 0;            // it follows this many tokens of the draft, fewer than the draft has
     std::vector<TokenId> tokens;  // after those; the first differs from the draft's token there
-    // The source's own probability of each token, given that those before it are right (for the first: given
-    // that the draft's token is wrong).
+    // The source's own probability of each token if those before it are right (for the first one: if the
+    // draft's token is wrong).
     std::vector<float> probabilities;
 };
 
 // The guess of a source, possibly with alternatives.
 struct Draft {
     std::vector<TokenId> tokens;
-    // Of the same length: the source's own probability of each token, 1 when it has none.
+    // The source's own probability of each token, 1 if it has none; as many as tokens.
     std::vector<float> probabilities;
     // The distribution of each token, for the rejection rule only. Empty: all mass is on the token itself.
     std::vector<Distribution> distributions;

@@ -114,7 +114,8 @@ void DraftVocabulary::judge() {
     char line[160];
     if (!same_family_ || shared < kLeastShared) {
         kind_ = Kind::Other;
-        std::snprintf(line, sizeof line, " (%zu of %zu tokens are not in it): drafts are translated as text",
+        std::snprintf(line, sizeof line,
+                      ", which lacks %zu of the model's %zu tokens: drafts are translated as text",
                       here.size(), to_draft_.size());
         note_ = "the draft model has another tokenizer, " +
                 text::printable_for_terminal(draft_->model_name()) + " instead of " +

@@ -31,7 +31,7 @@ class DraftVocabulary {
     // Same.
     const std::string &note() const { return note_; }
 
-    // kNoToken where there is no counterpart, and for ids outside of the vocabulary.
+    // kNoToken if there is no counterpart, and for ids outside of the vocabulary.
     TokenId to_target(TokenId draft) const { return look_up(to_target_, draft); }
     TokenId to_draft(TokenId target) const { return look_up(to_draft_, target); }
     // A token that the draft model can read in place of `target`: its counterpart, or an approximation.

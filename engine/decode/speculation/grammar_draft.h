@@ -17,7 +17,7 @@ struct Words {
 
 // The forced bytes are tokenized together with the text of the tokens before them, as in the whole text. The
 // last token is left out, because the text after it might change how it is tokenized. The model verifies the
-// draft like any other: where it prefers other tokens for the same text, these are kept.
+// draft like any other: if it prefers other tokens for the same text, these are kept.
 class GrammarDraft final : public DraftSource {
   public:
     explicit GrammarDraft(Words words) : words_(std::move(words)) {}

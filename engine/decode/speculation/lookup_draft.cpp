@@ -134,7 +134,7 @@ void LookupDraft::follow(std::span<const TokenId> text) {
     }
 }
 
-// The i-th token of the guess. A guess that reaches the end of the text goes on with the tokens that were
+// The i-th token of the guess. A guess that reaches the end of the text continues with the tokens that were
 // drafted.
 TokenId LookupDraft::token(const Guess &guess, std::span<const TokenId> drafted, int32_t i) const {
     const auto from = static_cast<size_t>(guess.at + i);

@@ -1,10 +1,11 @@
-// Drafts from the text so far: when its end has occurred before, what followed then may follow again. Needs
-// no second model; pays where a text is edited, quoted, summarized, or repeats itself.
+// Drafts from the text so far: if its end has occurred before, what followed then may follow again. Needs no
+// second model; useful if a text is edited, quoted, summarized, or repeats itself.
 //
 // Two kinds of guesses compete, by how often each was right so far in this text:
 // - suffix: what followed the longest suffix that occurred before (suffix_index.h); the longer, the more
 //   probable. (Prompt lookup: Saxena 2023; with a suffix automaton: Hu et al. 2024, "SAM decoding".)
-// - trail: where such a match broke off, the old text may go on after a replaced, inserted or deleted part.
+// - trail: after such a match broke off, the old text may continue after a replaced, inserted or deleted
+// part.
 //   A copy with changes is thus resumed after a token or two, before any suffix is long enough, and at the
 //   right place among lines that are all alike.
 // The losing guess becomes a branch if it differs; if not, another continuation of an earlier suffix does.
@@ -45,7 +46,7 @@ class LookupDraft final : public DraftSource {
         double doubt_;
         std::array<SuccessRate, 12> rates_;
     };
-    // A match that broke off, and where in the old text the new text may go on.
+    // A match that broke off, and the place in the old text from which the new text may continue.
     struct Trail {
         int32_t broke;        // index of the old token that did not come
         int32_t limit;        // length of the text when the match broke off

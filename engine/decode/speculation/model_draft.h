@@ -26,8 +26,8 @@ namespace runnel::decode {
 class ModelDraft final : public DraftSource {
   public:
     // `executor` must outlive this object. A draft ends before a token that is less probable than requested.
-    // With distributions (for the rejection rule) it ends where even the most probable token is below that:
-    // the length of a draft must not depend on which token was drawn.
+    // With distributions (for the rejection rule) it ends if even the most probable token is below that: the
+    // length of a draft must not depend on which token was drawn.
     ModelDraft(Executor &executor, std::string_view name, bool with_distributions = false)
         : entry_(executor), name_(name), with_distributions_(with_distributions) {}
 

@@ -27,10 +27,10 @@ class PassCosts {
     // between the last two.
     static constexpr std::array<int32_t, 10> kSizes{1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
 
-    // Without measurements: the ratios of a common machine, in units that the first observation sets.
+    // Without measurements: the cost ratios of a common machine; the first observation sets the unit.
     PassCosts();
-    // From at least one measured pass; the median of several passes of a size. Missing sizes are
-    // interpolated. If a larger size came out cheaper than a smaller one, both get their mean. Preconditions:
+    // From at least one measured pass. A size with several passes gets their median; missing sizes are
+    // interpolated. If a larger size is cheaper than a smaller one, both get their mean. Preconditions:
     // tokens >= 1, seconds > 0.
     explicit PassCosts(std::span<const Pass> measured);
 

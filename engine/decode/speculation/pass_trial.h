@@ -16,8 +16,8 @@ class PassTrial {
     // `candidates`: how many of the largest logits of each row are selected; 0: whole rows.
     explicit PassTrial(const Sequence &sequence, int32_t candidates = 0);
 
-    // Seconds of a pass of `tokens` tokens, with logits for each.
-    // nullopt where there is no room, or a stop was requested. Throws BackendError.
+    // Seconds of a pass of `tokens` tokens, with logits for each; nullopt if there is no room, or a stop was
+    // requested. Throws BackendError.
     std::optional<double> seconds_of(int32_t tokens, const StopRequest *stop);
 
   private:

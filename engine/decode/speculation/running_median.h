@@ -8,7 +8,7 @@
 
 namespace runnel::decode {
 
-// Of the last `Count` values.
+// The median of the last `Count` values.
 template <size_t Count>
 class RunningMedian {
   public:

@@ -52,8 +52,8 @@ class SharedCosts {
     explicit SharedCosts(const PassCosts &measured) : costs_(measured), measured_(true) {}
 
     // Measures the costs once, after the cached tokens of `sequence`, with `candidates` logits of each row
-    // (0: whole rows). Does nothing until the tokens so far and the `wanted` ones to come are so many that
-    // measuring takes about a hundredth of their time; until then, costs come from observed passes alone.
+    // (0: whole rows). Does nothing until measuring would take less than about a hundredth of the time of the
+    // tokens so far and the `wanted` ones to come; until then, costs come from observed passes alone.
     void measure(const Sequence &sequence, int32_t candidates, int64_t wanted,
                  const StopRequest *stop = nullptr);
     void observe(const Pass &pass);

@@ -25,8 +25,8 @@ class SuffixIndex {
     size_t size() const { return static_cast<size_t>(size_); }
 
     // The last `length` tokens also occur right before `end` < size(), and no longer suffix occurs earlier.
-    // Of several such places, `end` is a late one (the latest, unless the text repeats so much that more than
-    // 32 states would need an update). {0, 0}: the last token did not occur before.
+    // If there are several such places, `end` is a late one (the latest, unless the text repeats so much that
+    // more than 32 states would need an update). {0, 0}: the last token did not occur before.
     struct Match {
         int32_t length = 0, end = 0;
     };

@@ -19,8 +19,8 @@ std::unique_ptr<DraftSource> translated(std::unique_ptr<DraftSource> source,
 std::unique_ptr<DraftSource> through_ids(std::unique_ptr<DraftSource> source,
                                          const DraftVocabulary &vocabulary);
 
-// Tokenizes the text again: control tokens become their counterparts, all other tokens go through bytes. Of a
-// draft, only whole words are proposed, as the next word might change how the last one is tokenized. The
+// Tokenizes the text again: control tokens become their counterparts, all other tokens go through bytes. Only
+// whole words of a draft are proposed, because the next word might change how the last one is tokenized. The
 // probability of a proposed token is the product over the source's tokens that end in it. There are no
 // branches. Old text is not tokenized again, so that the source sees the same tokens as before.
 std::unique_ptr<DraftSource> through_text(std::unique_ptr<DraftSource> source,

@@ -1,5 +1,5 @@
-// cohere2: Command R7B, Command A, Aya Expanse. As command-r; three window layers that rotate, then a full
-// one that does not.
+// cohere2: Command R7B, Command A, Aya Expanse. As command-r; three window layers with RoPE, then a full
+// one without.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

@@ -1,6 +1,6 @@
 // command-r: Command R, R+ and Aya. Attention and feed-forward network in parallel after one layer norm
-// without biases; logits are multiplied by logit_scale. R+ norms every query and key head with weights of its
-// own.
+// without biases; logits are multiplied by logit_scale. R+ normalizes every query and key head with
+// weights of its own.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

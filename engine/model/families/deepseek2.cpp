@@ -34,7 +34,7 @@ Latent::Latent(const Builder &b) : heads(b.hyper().head_count) {
     const HyperParameters &h = b.hyper();
     rank = {m.required_integer("attention.kv_lora_rank", 1, 65536), "attention.kv_lora_rank"};
     q_rank = m.integer("attention.q_lora_rank", 0, 65536).value_or(0);
-    // Newer files tell the sizes of a key and value twice: as cached and as seen by a head.
+    // Newer files give the sizes of a key and value twice: as cached and as seen by a head.
     const int64_t key = m.integer("attention.key_length_mla", 1, 65536).value_or(h.key_length);
     value = {m.integer("attention.value_length_mla", 1, 65536).value_or(h.value_length),
              "attention.value_length_mla or value_length"};
@@ -162,7 +162,7 @@ class LatentAttention {
     Size width_{b_.hyper().embedding_length, "embedding_length"};
 };
 
-// GLM-4.7-Flash files may lack the key; its vocabulary tells it from DeepSeek V2.
+// GLM-4.7-Flash files may lack the key; the vocabulary distinguishes them from DeepSeek V2.
 ExpertTraits::Score default_score(const HyperParameters &h) {
     const bool flash = (h.block_count == 47 || h.block_count == 48) && h.vocab == 154880;
     return flash ? ExpertTraits::Score::Sigmoid : ExpertTraits::Score::Softmax;
@@ -206,7 +206,7 @@ void emit_sparse_deepseek2(Builder &b) {
     b.limit_context(m.required_integer(key, 1, INT32_MAX), key);
 }
 
-// minicpm3: MiniCPM 3 4B. Dense. The factors of embeddings, branches and logits are not in its keys.
+// minicpm3: MiniCPM 3 4B. Dense. Files lack its scales of embeddings, residual branches and logits.
 void emit_minicpm3(Builder &b) {
     const HyperParameters &h = b.hyper();
     DecoderTraits traits = latent_attention(b, b.rope(RopeTable::Pairs::Halves));

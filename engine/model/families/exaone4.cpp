@@ -1,5 +1,5 @@
 // exaone4: EXAONE 4. Norms only after the halves of a layer; normed query and key heads. The 32B model has
-// windows on three of four layers, and only these rotate; without a window all layers do.
+// windows on three of four layers, and only these have RoPE; without windows, all layers have it.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

@@ -1,5 +1,5 @@
-// falcon: Falcon 7B, 40B and 180B. Both halves of a layer side by side; the larger models norm the input of
-// attention by itself (attn_norm_2). GELU, exactly, without a gate.
+// falcon: Falcon 7B, 40B and 180B. Both halves of a layer in parallel; the larger models norm the input of
+// attention separately (attn_norm_2). Exact GELU without a gate.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

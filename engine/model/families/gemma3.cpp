@@ -1,5 +1,5 @@
 // gemma3: as gemma2 without soft-caps on scores, with normed query and key heads; five window layers, then a
-// full one. Window layers rotate with base 10000 and without scaling. The 27B model (62 layers) scales scores
+// full one. RoPE of window layers: base 10000, no scaling. The 27B model (62 layers) scales scores
 // by the width of a layer per head.
 #include <cmath>
 

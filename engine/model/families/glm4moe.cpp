@@ -1,5 +1,6 @@
 // glm4moe: GLM 4.5, 4.6 and 4.7 (Air and full). Half of each head is rotated, in halves, unlike glm4; the
-// full model norms its heads. The first layers are dense; experts are chosen by sigmoid scores with a bias.
+// full model normalizes its query and key heads. The first layers are dense; experts are chosen by
+// sigmoid scores with a bias.
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
 

@@ -1,5 +1,5 @@
 // gptneox: Pythia, GPT-NeoX, Dolly, RedPajama. Both halves of a layer in parallel, each after its own layer
-// norm (use_parallel_residual), or one after the other; GELU, exactly, without a gate; biases everywhere.
+// norm (use_parallel_residual), or one after the other; exact GELU without a gate; biases everywhere.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

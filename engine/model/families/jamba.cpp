@@ -1,4 +1,4 @@
-// jamba: Jamba. Mamba mixers, and attention without positions where attention.head_count_kv is not 0; experts in
+// jamba: Jamba. Mamba mixers, and attention without RoPE where attention.head_count_kv is not 0; experts in
 // the layers that have a router, their weights not normalized.
 #include "engine/model/experts.h"
 #include "engine/model/families.h"

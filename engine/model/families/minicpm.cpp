@@ -1,5 +1,5 @@
-// minicpm: MiniCPM 1, 2 and 4. As llama with scales on embeddings, residuals and logits, which old files
-// leave to their reader: 12, 1.4 / sqrt(layers) and 256 / width.
+// minicpm: MiniCPM 1, 2 and 4. As llama with scales on embeddings, residuals and logits. Old files lack them;
+// they are then 12, 1.4 / sqrt(layers) and 256 / width.
 #include <cmath>
 
 #include "engine/model/decoder.h"

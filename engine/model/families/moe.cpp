@@ -81,8 +81,8 @@ void emit_granite_swa(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// mimo2: MiMo-V2. Full and window layers differ in K/V heads and RoPE; sinks on the layers whose tensor the file
-// has; values narrower than keys; the output of attention is multiplied by attention.value_scale.
+// mimo2: MiMo-V2. Full and window layers differ in K/V heads and RoPE; a layer has sinks if the file has
+// their tensor; values are narrower than keys; the output of attention is multiplied by attention.value_scale.
 void emit_mimo2(Builder &b) {
     const Metadata &m = b.metadata();
     const double base = m.real("rope.freq_base").value_or(10000);

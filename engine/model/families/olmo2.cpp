@@ -1,5 +1,5 @@
 // olmo2: OLMo 2 and 3. Norms only after the halves of a layer, and over all query and key heads together. In
-// OLMo 3, three of four layers have windows; they rotate without the scaling of the full ones.
+// OLMo 3, three of four layers have windows; their RoPE lacks the scaling of the full layers.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

@@ -1,5 +1,5 @@
 // phi3: Phi-3, 3.5 and 4 (mini, medium, 14B). Fused Q, K, V and gate, up matrices; LongRoPE factors in the
-// models of long context; a window on all layers where the file gives one (Phi-3 mini and medium of 4k).
+// models of long context; a window on all layers if the file gives one (Phi-3 mini and medium of 4k).
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

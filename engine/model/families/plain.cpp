@@ -52,7 +52,7 @@ void emit_orion(Builder &b) {
 void emit_qwen(Builder &b) {
     DecoderTraits traits{.pairs = Pairs::Halves, .biases = DecoderTraits::Biases::Qkv};
     if (b.hyper().feed_forward_length % 2 != 0)
-        b.metadata().fail("feed_forward_length", "is odd, but counts gate and up together");
+        b.metadata().fail("feed_forward_length", "is odd, but must be even: it counts gate and up together");
     traits.hidden.assign(static_cast<size_t>(b.hyper().block_count), b.hyper().feed_forward_length / 2);
     emit_decoder(b, traits);
 }

@@ -1,4 +1,4 @@
-// qwen35, qwen35moe: Qwen3.5, 3.6 and 3.8. Three gated delta nets, then gated attention that rotates a part of
+// qwen35, qwen35moe: Qwen3.5, 3.6 and 3.8. Three gated delta nets, then gated attention with RoPE on a part of
 // each head; experts with a gated shared one in the MoE models. (For text, the interleaved M-RoPE turns every
 // pair by the same position: plain RoPE.)
 #include "engine/model/experts.h"

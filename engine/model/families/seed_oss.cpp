@@ -1,4 +1,4 @@
-// seed_oss: Seed-OSS. Biases on Q, K and V; what the file calls post_attention_norm stands before the
+// seed_oss: Seed-OSS. Biases on Q, K and V; the norm that files call post_attention_norm comes before the
 // feed-forward network.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"

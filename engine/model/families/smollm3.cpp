@@ -1,4 +1,4 @@
-// smollm3: as llama; every fourth layer does not rotate.
+// smollm3: as llama; every fourth layer has no RoPE.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

@@ -1,6 +1,6 @@
 // stablelm: StableLM 2, Zephyr and 3B. Layer norms, a quarter of each head is rotated. The 12B model has no
-// norm for the feed-forward network, which is parallel to attention, and norms every query and key head with
-// weights of its own.
+// norm for the feed-forward network, which is parallel to attention, and normalizes every query and key head
+// with weights of its own.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

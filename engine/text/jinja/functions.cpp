@@ -111,7 +111,7 @@ Value strftime_now_function(Runtime &runtime, Arguments &arguments) {
     std::string text(16384, '\0');
     runtime.charge(text.size());
     text.resize(std::strftime(text.data(), text.size(), marked.c_str(), &now));
-    if (text.empty()) fail("strftime_now: the text of this format is too long");
+    if (text.empty()) fail("strftime_now: the result of this format is too long");
     text.pop_back();
     return runtime.string(MarkedText(std::move(text)));
 }

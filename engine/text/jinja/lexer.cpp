@@ -74,7 +74,8 @@ class Unescaper {
             value = value * base + digit;
         }
         if (value > 0x10ffff)
-            fail(TemplateError::Kind::Syntax, "an escape in a string is no character", place_);
+            fail(TemplateError::Kind::Syntax, "an escape sequence in a string does not stand for a character",
+                 place_);
         rest_.remove_prefix(at);
         if (high_ != 0 && value >= 0xdc00 && value < 0xe000) {
             append_utf8(result_, 0x10000 + ((high_ - 0xd800) << 10) + (value - 0xdc00));

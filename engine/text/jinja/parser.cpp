@@ -131,7 +131,9 @@ void Parser::statement(Body &into) {
 
 void Parser::fail_tag(const Token &token) const {
     if (token.text == "include" || token.text == "import" || token.text == "from" || token.text == "extends")
-        TokenStream::fail("a chat template has no other templates for '" + token.text + "'", token.place);
+        TokenStream::fail(
+            "'" + token.text + "' is not supported: a chat template cannot load other templates",
+            token.place);
     TokenStream::fail("Encountered unknown tag '" + token.text + "'" +
                           (open_.empty() ? "" : " within '" + open_.back() + "'"),
                       token.place);

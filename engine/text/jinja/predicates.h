@@ -1,4 +1,4 @@
-// The tests: value is name(arguments).
+// Jinja's built-in tests: `value is name(arguments)`.
 #pragma once
 
 #include <string_view>

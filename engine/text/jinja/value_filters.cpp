@@ -40,7 +40,7 @@ Value tojson_filter(Runtime &runtime, const Value &input, Arguments &arguments) 
     if (style.indent) style.item_separator = ",";
     if (given(bound[2])) {
         const auto separators = sequence_of(runtime, *bound[2]);
-        if (separators->items.size() != 2) fail("tojson: separators are two strings");
+        if (separators->items.size() != 2) fail("tojson: separators must be two strings");
         style.item_separator = string_argument(separators->items[0]).bytes();
         style.key_separator = string_argument(separators->items[1]).bytes();
     }

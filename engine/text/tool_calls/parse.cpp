@@ -193,8 +193,8 @@ class CallReader {
         return call && from_object(*call);
     }
 
-    // Reads "[call, ..]". An element that `take` can parse but that is no valid call is rejected; the others
-    // count, even if the list is cut off. True if the list is complete and has a call.
+    // Reads "[call, ..]". An element that `take` can parse but that is not a valid call is rejected; the
+    // others count, even if the list is incomplete. True if the list is complete and has a call.
     bool elements(Cursor &cursor, bool (CallReader::*take)(Cursor &)) {
         if (!cursor.take("[")) return false;
         do {

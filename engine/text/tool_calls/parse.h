@@ -17,9 +17,9 @@ struct ParsedAnswer {
     std::string note;  // why text that looks like a call was kept as content; else empty
 };
 
-// Takes linear time and throws for no text. Calls that are malformed, cut off or name a tool that is not in
-// `tools` stay in the content; other calls next to them still count. For formats without ids, ids are made
-// from the call and `salt`, so that the same call in another turn gets another id.
+// Takes linear time and never throws, whatever the text. Calls that are malformed, incomplete or name a tool
+// that is not in `tools` stay in the content; other calls next to them still count. For formats without ids,
+// ids are made from the call and `salt`, so that the same call in another turn gets another id.
 ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, std::string_view text,
                               uint64_t salt = 0);
 

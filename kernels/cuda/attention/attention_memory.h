@@ -1,5 +1,5 @@
-// The device memory that attention takes beside the cache, all of it at load. Partial results have a bounded
-// buffer; a batch whose splits do not fit is attended to in several launches.
+// The device memory that attention takes in addition to the cache, all of it at load. Partial results have a
+// bounded buffer; a batch whose splits do not fit is attended to in several launches.
 #pragma once
 
 #include <cstdint>

@@ -112,7 +112,7 @@ struct PrefillBody {
         else
             load_cells<kWide>(p, block.cache, pages, values, step, block.cells, to);
     }
-    // Waits, for all threads, for the load that start() issued. A packed tile takes one barrier more.
+    // Waits, for all threads, for the load that start() issued. A packed tile takes one more barrier.
     template <int kWide>
     static DEVICE void finish(Shared &shared, const CachePages &pages, const ValueRange &values, int step,
                               unsigned char *to, const Scales<kWide> &scales) {

@@ -103,8 +103,8 @@ DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const
     return lane;
 }
 
-// The cells of a step that come from the cache: [begin, end). make() writes the rows of [end,
-// made); all others become zeros.
+// Where the cells of a step come from: [begin, end) from the cache, [end, made) from make(); all
+// others become zeros.
 struct CellRange {
     int begin, end, made;
 
@@ -142,14 +142,14 @@ DEVICE void load_queries(const AttentionParams &p, const RowSpace &space, const 
 
 // --- products --------------------------------------------------------------------------------------------
 
-// A fragment of rows 0..15, values 16 c .. 16 c + 15.
+// The fragment of operand A: rows 0..15, values 16 c .. 16 c + 15.
 template <int kDim>
 DEVICE void load_a(const unsigned char *rows, int c, uint32_t (&a)[4]) {
     const int lane = lane_index();
     ldmatrix_x4(a, rows + RowsLayout<kDim>::offset(lane & 15, 2 * c + (lane >> 4)));
 }
 
-// B fragments of q . k for cells [first, first + 16), values [16 c, 16 c + 16): b[0] and b[1] hold
+// Fragments of operand B of q . k for cells [first, first + 16), values [16 c, 16 c + 16): b[0] and b[1] hold
 // the first 8 cells, b[2] and b[3] the others.
 template <int kDim>
 DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
@@ -158,7 +158,8 @@ DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
                 k + RowsLayout<kDim>::offset(first + (lane & 7) + (lane >> 4) * 8, 2 * c + (lane >> 3 & 1)));
 }
 
-// B fragments of p . v for cells [first, first + 32) and values [8 n, 8 n + 8): b[0], b[1]: the first 16.
+// Fragments of operand B of p . v for cells [first, first + 32) and values [8 n, 8 n + 8): b[0] and
+// b[1] hold the first 16 cells.
 template <int kDim>
 DEVICE void load_v(const unsigned char *v, int first, int n, uint32_t (&b)[4]) {
     ldmatrix_x4_trans(b, v + RowsLayout<kDim>::offset(first + lane_index(), n));

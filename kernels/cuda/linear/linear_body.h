@@ -376,8 +376,8 @@ DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
     return {matrix, tile, group};
 }
 
-// Two blocks of 256 threads leave 128 registers to each thread, too few to unpack
-// scales beside several products.
+// Two blocks of 256 threads leave 128 registers to each thread, too few to unpack scales while
+// keeping several products.
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
     if (is_half(format)) return 2;
     if (groups == 1) {

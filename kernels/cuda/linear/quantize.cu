@@ -2,10 +2,10 @@
 // both; see quantize.h for the formula.
 //
 // A block of 8 warps takes one row; warp w takes the groups w, w + 8, ... Each lane loads two
-// float4 per group (the warp a contiguous KB) and keeps nothing between passes: all but the first
-// read the row from L1. A norm adds one pass for its sum, halves one for the largest value. Bytes:
-// 4 per value read (and 4 of the norm weight per block), 2 + 3/8 written for integers, 2 for
-// halves.
+// float4 per group (a warp loads a contiguous KB) and keeps nothing between passes: all passes but
+// the first read the row from L1. A norm needs one more pass, for its sum; binary16 output needs
+// one more, for the largest value. Bytes read per value: 4, and 4 of the norm weight; bytes
+// written: 2 + 3/8 for integers, 2 for binary16.
 #include "kernels/cuda/linear/quantize.h"
 
 #include "kernels/cuda/linear/quantize_row.h"

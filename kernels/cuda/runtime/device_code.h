@@ -27,7 +27,7 @@ inline std::string compile_note(std::span<const int> compiled, int major, int mi
     return "this runnel has no machine code for the GPU (sm_" + own +
            "): at the first start the driver compiles it, which takes minutes, and keeps it "
            "(~/.nv/ComputeCache); a build with CUDA_ARCHS=" +
-           own + " needs none of that";
+           own + " avoids this";
 }
 
 }  // namespace runnel::kernels::cuda

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kPinned = size_t{16} << 20;  // bytes copied to the device at a time
 
-// Fills device memory with random bytes: with zeros some transfers are slower or faster.
+// Fills device memory with random bytes, because zeros may be transferred at another speed.
 void fill_with_noise(Stream &stream, const DeviceMemory &memory, uint64_t seed) {
     const PinnedMemory piece(std::min(kPinned, memory.size()));
     std::mt19937_64 random(seed);

@@ -22,7 +22,7 @@ const char *advice(cudaError_t error) {
     switch (error) {
         case cudaErrorECCUncorrectable:
         case cudaErrorNvlinkUncorrectable:
-            return "the GPU's memory has failed: start the machine anew";
+            return "the GPU's memory has failed: restart the machine";
         case cudaErrorIllegalAddress:
         case cudaErrorLaunchFailure:
         case cudaErrorLaunchTimeout:
@@ -32,10 +32,10 @@ const char *advice(cudaError_t error) {
         case cudaErrorUnknown:
         case cudaErrorDeviceUninitialized:
         case cudaErrorExternalDevice:
-            return "the GPU was lost in the middle of its work (dmesg shows it as Xid): start again; if it "
-                   "happens twice, runnel doctor finds out why, and --device cpu runs without";
+            return "the GPU was lost while it was working (dmesg shows an Xid error): run the command "
+                   "again; if that fails, runnel doctor finds the cause, and --device cpu avoids the GPU";
         case cudaErrorDevicesUnavailable:
-            return "another process has the GPU for itself";
+            return "another process uses the GPU exclusively";
         case cudaErrorNoKernelImageForDevice:
         case cudaErrorInvalidDeviceFunction:
             return "this runnel has no code for this GPU: build it with CUDA_ARCHS for it, or use --device "
@@ -97,13 +97,13 @@ Devices none(cudaError_t error) {
         int driver = 0;
         if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
             return none(Absence::NoDriver, "no NVIDIA driver was found");
-        return none(Absence::DriverTooOld, "the NVIDIA driver is too old for this runnel: it offers CUDA " +
+        return none(Absence::DriverTooOld, "the NVIDIA driver is too old for this runnel: it supports CUDA " +
                                                std::to_string(driver / 1000) + "." +
-                                               std::to_string(driver % 1000 / 10) + ", needed is " +
+                                               std::to_string(driver % 1000 / 10) + ", but runnel needs " +
                                                std::to_string(CUDART_VERSION / 1000) + ".0 or later");
     }
     if (error == cudaErrorNoDevice || error == cudaSuccess)
-        return none(Absence::NoDevice, "the NVIDIA driver knows no device");
+        return none(Absence::NoDevice, "the NVIDIA driver reports no device");
     return none(Absence::DriverFailed, std::string("the NVIDIA driver failed: ") + cudaGetErrorString(error));
 }
 

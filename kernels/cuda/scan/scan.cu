@@ -150,7 +150,7 @@ struct Gates {
     }
 };
 
-// Lane l of the eight of a column has elements 32 r + 4 l to 32 r + 4 l + 3, r < kVectors.
+// Lane l of a column's eight lanes holds elements 32 r + 4 l to 32 r + 4 l + 3, r < kVectors.
 template <int kVectors>
 struct ScanMatrices {
     using Params = LinearScanParams;
@@ -252,7 +252,7 @@ struct ScanMatrices {
     }
 };
 
-// Lane l of the four of a channel has elements 16 r + 4 l to 16 r + 4 l + 3, r < kVectors.
+// Lane l of a channel's four lanes holds elements 16 r + 4 l to 16 r + 4 l + 3, r < kVectors.
 template <int kVectors>
 struct ScanChannels {
     using Params = SelectiveScanParams;

@@ -1,8 +1,8 @@
 // The recurrent steps of program.h: ShortConv, ScanGate, LinearScan, SelectiveScan.
 //
-// Prefill and decode use the same sequential form, so that every chunking gives the same bits. Which state
-// slots a batch reads and writes stands in device memory (ScanBatch): recorded launches serve every batch.
-// All kernels accept any grid.
+// Prefill and decode use the same sequential form, so that every chunking gives the same bits. The state
+// slots that a batch reads and writes are listed in device memory (ScanBatch), so recorded launches serve
+// every batch. All kernels accept any grid.
 #pragma once
 
 #include <cstdint>

@@ -76,7 +76,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         CHECK(brief.err.find("too few for") != std::string::npos);
         CHECK(!std::filesystem::exists(other));
     }
-    SUBCASE("a prompt that goes on from it uses it, and leaves the longer one") {
+    SUBCASE("a prompt that continues the saved one uses it, and the longer one is saved") {
         std::vector<std::string> longer = flags;
         longer[1] += long_text(20);
         const Result more = run_with(longer);
@@ -85,7 +85,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         run_with(longer);
         CHECK(prefilled(stats) <= 32);
     }
-    SUBCASE("any damage is found, said, and repaired") {
+    SUBCASE("any damage is detected, reported and repaired") {
         const std::string sound = read_file(file);
         for (size_t at = 8; at < sound.size(); at += 1 + sound.size() / 9) {
             CAPTURE(at);
@@ -95,7 +95,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
             const Result result = run_with(flags);
             CHECK(result.code == 0);
             CHECK(result.out == plain.out);
-            CHECK(result.err.find("not used, written anew") != std::string::npos);
+            CHECK(result.err.find("not used; it is written again") != std::string::npos);
             CHECK(prefilled(stats) == all);
             CHECK(read_file(file) == sound);
         }
@@ -144,7 +144,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         CHECK(result.err.find("prompts are kept in blocks of 32") != std::string::npos);
         CHECK(!std::filesystem::exists(file));
     }
-    SUBCASE("a file that cannot be written costs nothing but a note") {
+    SUBCASE("a file that cannot be written only causes a note") {
         const Result result = run_with({"-p", prompt, "--prompt-cache", "/nowhere/at/all"});
         CHECK(result.code == 0);
         CHECK(result.out == plain.out);
@@ -173,7 +173,7 @@ TEST_CASE("run --on-overflow: a prompt or an answer that outgrows the context") 
     CHECK(json::parse(ends.out).at("completion_tokens") < 64);
 }
 
-TEST_CASE("batch --on-overflow: every row as run gives it") {
+TEST_CASE("batch --on-overflow: every row gets the answer that run gives") {
     if (absent()) return;
     const std::string prompt = long_text(60);
     const std::string input = json{{"prompt", prompt}}.dump() + "\n" + json{{"prompt", "word"}}.dump() + "\n";

@@ -19,7 +19,7 @@
 using namespace runnel::testing;
 using nlohmann::json;
 
-TEST_CASE("bad usage and bad input have their exit codes and one line") {
+TEST_CASE("bad usage and bad input give one line and their exit codes") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = tiny().path.string(), dir = directory.path().string();
@@ -27,7 +27,7 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
     for (int i = 0; i < 3000; ++i) many += "word ";
     ModelShape shape;
     shape.layers = 4, shape.heads = shape.kv_heads = 16, shape.head_dim = 128;
-    const TemporaryModel vast(shape);  // 32 KiB of cache a token: no machine has room for 10^9 of them
+    const TemporaryModel vast(shape);  // 32 KiB of cache a token: 10^9 tokens fit on no machine
     struct Case {
         std::vector<std::string> arguments;
         int code;
@@ -166,7 +166,7 @@ TEST_CASE("a full disk and a closed pipe") {
 
 TEST_CASE("an interrupt ends the wait for standard input") {
     if (absent()) return;
-    // A named pipe that is open for writing, so that it has no end.
+    // A named pipe that is open for writing, so that reading it never ends.
     const TemporaryDirectory directory;
     const std::string pipe = (directory / "pipe").string(), model = tiny().path.string();
     REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
@@ -197,7 +197,7 @@ TEST_CASE("an interrupt ends the wait for standard input") {
     close(writer);
 }
 
-TEST_CASE("settings come from the environment, a file, and the command line, the last one counting") {
+TEST_CASE("settings come from the environment, a file, and the command line, and the last one wins") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string file = (directory / "c.toml").string();
@@ -226,7 +226,7 @@ TEST_CASE("settings come from the environment, a file, and the command line, the
     CHECK(tokens({"--config", file, "--system-prompt=", "-n", "3", "--ignore-eos"}, {}) == 3);
 }
 
-TEST_CASE("the user's configuration file is read by itself, and gives models short names") {
+TEST_CASE("the user's configuration file is read without an option, and gives models short names") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string home = directory.path().string();

@@ -38,7 +38,7 @@ std::vector<json> lines_of(const std::string &text) {
 
 }  // namespace
 
-TEST_CASE("grammar: a verdict for every line, with the byte that is refused") {
+TEST_CASE("grammar: a verdict for every line, with the offset of the refused byte") {
     if (absent()) return;
     const Result r =
         runnel_with({"grammar", "--json-schema", R"({"type":"array","items":{"type":"integer"}})", "--check"},
@@ -65,7 +65,8 @@ TEST_CASE("grammar: what may come next") {
     CHECK(runnel_with({"grammar", "--regex", "[a-c]x?", "--show", "a"}).out == "end: yes\nnext: x\n");
 }
 
-TEST_CASE("grammar: an invalid constraint or input is a line on stderr with exit code 5, wrong usage 2") {
+TEST_CASE(
+    "grammar: an invalid constraint or input gives one line on stderr and exit code 5; wrong usage gives 2") {
     if (absent()) return;
     const auto code = [](std::vector<std::string> arguments, std::optional<std::string> input = "") {
         arguments.insert(arguments.begin(), "grammar");
@@ -190,13 +191,13 @@ TEST_CASE("batch: each row has its own constraint, and the same text for any --p
     CHECK(!lines[7].contains("complete"));
 }
 
-TEST_CASE("run: banned texts never come, with the same text under drafts") {
+TEST_CASE("run: banned texts never appear; drafts do not change the text") {
     if (absent()) return;
     for (const char *temperature : {"0", "1"}) {
         const std::vector<std::string> how{"--temp", temperature, "-n", "60"};
         const Result free = run_demo(how);
         REQUIRE(free.code == 0);
-        // Words and letters that the answer has without a ban, most of them over tokens.
+        // Words and letters that the answer contains without a ban; most of them span several tokens.
         std::vector<std::string> banned = how;
         const std::vector<std::string> texts{free.out.substr(1, 6), free.out.substr(20, 4), "the", "a "};
         for (const std::string &text : texts) banned.insert(banned.end(), {"--ban", text});
@@ -215,7 +216,7 @@ TEST_CASE("run: banned texts never come, with the same text under drafts") {
     CHECK(samples.size() == 3);
     for (const json &sample : samples)
         CHECK(sample["text"].get<std::string>().find('e') == std::string::npos);
-    // Beside a grammar: of what it allows, the rest.
+    // With a grammar as well: what the grammar allows, minus the banned texts.
     const Result choice = run_demo({"--choice", "cat", "--choice", "dog", "--ban", "at"});
     CHECK(choice.out == "dog");
     const Result none = run_demo({"--choice", "cat", "--ban", "at"});
@@ -224,7 +225,7 @@ TEST_CASE("run: banned texts never come, with the same text under drafts") {
     CHECK(run_demo({"--ban", ""}).code == 2);
 }
 
-TEST_CASE("batch: rows have bans of their own beside the run's, and the same text for any --parallel") {
+TEST_CASE("batch: a row's bans are added to the run's; --parallel does not change the text") {
     if (absent()) return;
     std::string rows;
     for (int i = 0; i < 6; ++i)
@@ -268,7 +269,7 @@ TEST_CASE("run and batch: infill with the file's tokens; without them a suffix i
     };
     const json plain = json::parse(answer({"--raw"}).out),
                infill = json::parse(answer({"--suffix", "de"}).out);
-    // Three tokens of infill and "de"; BOS once.
+    // Three infill tokens and "de"; BOS is counted once.
     CHECK(infill["prompt_tokens"].get<int>() > plain["prompt_tokens"].get<int>() + 3);
     const TemporaryDirectory folder;
     const std::string file = (folder / "suffix.txt").string();

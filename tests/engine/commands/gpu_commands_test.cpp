@@ -62,7 +62,7 @@ class Screen {
 
 }  // namespace
 
-TEST_CASE("gpu commands: the bar of a load, on a terminal and after a second") {
+TEST_CASE("gpu commands: the progress bar of loading appears on a terminal after a second") {
     CHECK(load_line(size_t{3} << 29, size_t{3} << 30, 0.5) ==
           "loading [############------------]  50%  1.5 of 3.0 GiB  3.2 GB/s");
     CHECK(load_line(0, 0, 0) == "loading [########################] 100%  0.0 of 0.0 GiB  0.0 GB/s");
@@ -112,14 +112,14 @@ TEST_CASE(
     CHECK(calls == 5);
     CHECK(last < all);
     CHECK(kernels::cuda::free_memory(0) == before);
-    // Again, to the end.
+    // The same, to the end.
     calls = 5, last = 0;
     stop.reset();
     const decode::Engine engine(options);
     CHECK(last == all);
 }
 
-TEST_CASE("gpu commands: bench tells how many kernels a token launches") {
+TEST_CASE("gpu commands: bench reports how many kernels a token launches") {
     testing::ModelShape shape;
     shape.layers = 3;
     const testing::TemporaryModel model(shape);
@@ -176,6 +176,6 @@ TEST_CASE("gpu commands: inspect tells what of a model fits the GPU") {
     CHECK(nlohmann::json::parse(screen.read())["memory"]["gpu"]["gpu_layers"] == 0);
     options.json = false;
     REQUIRE(inspect(options, io) == 0);
-    CHECK(screen.read().find("no layer on the GPU, which has ") != std::string::npos);
+    CHECK(screen.read().find("no layer fits on the GPU, which has ") != std::string::npos);
     simt::settings() = {};
 }

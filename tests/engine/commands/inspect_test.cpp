@@ -51,7 +51,7 @@ TEST_CASE("inspect --supported needs no model and lists families with what was c
     CHECK(runnel_with({"inspect", "--supported", "model.gguf"}).code == 2);
 }
 
-TEST_CASE("inspect, bench and devices speak JSON") {
+TEST_CASE("inspect, bench and devices print JSON") {
     if (absent()) return;
     const std::string model = tiny().path.string();
     const json i = json::parse(runnel_with({"inspect", model, "--json"}).out);

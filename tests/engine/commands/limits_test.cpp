@@ -1,6 +1,7 @@
-// Every command in a poor place: little address space, no room for files, few descriptors, a small stack, no time,
-// closed descriptors, no HOME, folders that cannot be written to, a user without rights. It succeeds or says in a line why
-// not, with a code of the contract, soon, and leaves nothing half done.
+// Every command under hard limits: little address space, no space for files, few descriptors, a small stack,
+// little time, closed descriptors, no HOME, folders without write permission, a user without rights. Each
+// command succeeds or gives the reason in one line with a documented exit code, soon, and leaves no
+// incomplete file.
 #include <doctest/doctest.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -52,7 +53,7 @@ Ended ended(const fs::path &folder, const std::vector<std::string> &arguments,
         dup2(open("/dev/null", O_RDONLY), 0);
         dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
         dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
-        // Descriptors that the caller left open (make's jobs) would count.
+        // Close descriptors that the caller left open (make's jobs), because they would count.
         if (binary > 3) close_range(3, static_cast<unsigned>(binary) - 1, 0);
         close_range(static_cast<unsigned>(binary) + 1, ~0u, 0);
         for (const int number : {SIGINT, SIGPIPE, SIGXFSZ}) signal(number, SIG_DFL);
@@ -79,7 +80,7 @@ std::function<void()> limit(int what, rlim_t value) {
 struct Place {
     const char *name;
     std::function<void()> prepare;
-    bool ends_by_signal = false;  // SIGXCPU cannot be answered
+    bool ends_by_signal = false;  // SIGXCPU cannot be handled
 };
 
 // Address space that the program takes before it begins: the segments of its file (with device code, 60 MB).

@@ -103,7 +103,7 @@ TEST_CASE("run: log-probabilities of a constrained answer are the model's own, n
     CHECK(scored["prompt_logprobs"].size() == scored["prompt_tokens"].get<size_t>());
 }
 
-TEST_CASE("run: log-probabilities where they cannot be given are wrong usage") {
+TEST_CASE("run: requesting log-probabilities where there are none is wrong usage") {
     if (absent()) return;
     for (const std::vector<std::string> &more : {std::vector<std::string>{"--logprobs", "2"},
                                                  {"--logprobs", "2", "--json", "--beams", "2"},
@@ -112,7 +112,7 @@ TEST_CASE("run: log-probabilities where they cannot be given are wrong usage") {
         CHECK(run_demo(more).code == 2);
 }
 
-TEST_CASE("batch: log-probabilities in the shapes of OpenAI's chat and completions, as they are in run") {
+TEST_CASE("batch: log-probabilities in the forms of OpenAI's chat and completions, equal to those of run") {
     if (absent()) return;
     const std::vector<json> rows = batch_demo(
         R"({"prompt": "Once there was", "temperature": 0, "max_tokens": 6, "logprobs": true, "top_logprobs": 2})"
@@ -146,7 +146,8 @@ TEST_CASE("batch: log-probabilities in the shapes of OpenAI's chat and completio
     CHECK_FALSE(rows[3].contains("logprobs"));
 }
 
-TEST_CASE("run and batch: samplers as options and as fields give one text, with and without drafts") {
+TEST_CASE(
+    "run and batch: samplers given as options or as fields lead to the same text, with and without drafts") {
     if (absent()) return;
     const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
         {{"--dry-multiplier", "2", "--dry-allowed-length", "1", "--temp", "0"},
@@ -190,7 +191,7 @@ TEST_CASE("run and batch: samplers as options and as fields give one text, with 
         CHECK(run_demo(wrong).code == 2);
 }
 
-TEST_CASE("run and batch: --thinking-budget ends the reasoning after so many tokens") {
+TEST_CASE("run and batch: --thinking-budget ends the reasoning after the given number of tokens") {
     if (absent()) return;
     const ThinkingTemplate thinks;
     const std::vector<std::string> common = {"--chat-template", thinks.path, "-n", "40",
@@ -221,7 +222,7 @@ TEST_CASE("run and batch: --thinking-budget ends the reasoning after so many tok
     REQUIRE(rows.size() == 2);
     CHECK(rows[0]["text"] == bound["text"]);
     CHECK(rows[1]["text"] == "");
-    // If the answer did not begin, stderr says so.
+    // stderr reports an answer that did not begin.
     std::vector<std::string> arguments = with({"run", demo_model().string(), "Hi", "-t", "1"});
     const Result said = runnel_with(arguments);
     CHECK(said.code == 0);

@@ -1,4 +1,4 @@
-// Devices that are too old, too small, or lost during a run: the message is clear, and what was written
+// Devices that are too old, too small, or lost during a run: the message is clear, and output written before
 // stays. The commands run in this process, where the GPU is the emulated one.
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ using runnel::testing::TemporaryModel;
 
 namespace {
 
-// Changes settings of the emulator while it exists.
+// Changes settings of the emulator during its lifetime.
 struct Emulated {
     Emulated() { simt::settings() = {}; }
     ~Emulated() { simt::settings() = {}; }
@@ -39,7 +39,7 @@ std::string text_of(const std::filesystem::path &path) {
     return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-// The error that a command throws, and what it has written by then.
+// The error that a command throws, and the output it wrote before.
 struct Outcome {
     int code = -1;
     std::string error, out, err;
@@ -124,7 +124,7 @@ TEST_CASE("lost device: a GPU that is too old, too small or absent") {
     CHECK(run_on("cuda:1", 2).error.find("--device cuda:1") != std::string::npos);
 }
 
-TEST_CASE("lost device: the oldest GPU that is not too old writes the same") {
+TEST_CASE("lost device: the oldest supported GPU gives the same text") {
     Emulated emulated;
     const Outcome newer = run_on("cuda", 3);
     REQUIRE(newer.code == exit_code::kDone);
@@ -133,7 +133,8 @@ TEST_CASE("lost device: the oldest GPU that is not too old writes the same") {
     CHECK(oldest.code == exit_code::kDone);
     CHECK(oldest.error == "");
     CHECK(oldest.out == newer.out);
-    // No real device has so little shared memory: stands for a model whose kernels need more than there is.
+    // No real device has so little shared memory: this stands for a model whose kernels need more than the
+    // device has.
     emulated->shared_per_block = 8 << 10;
     CHECK(
         run_on("cuda", 2).error.find("the GPU gives a kernel 8 KiB of shared memory, but the model needs the "
@@ -141,7 +142,7 @@ TEST_CASE("lost device: the oldest GPU that is not too old writes the same") {
     CHECK(run_on("auto", 2).code == exit_code::kDone);
 }
 
-TEST_CASE("lost device: run says so, and what was written stays") {
+TEST_CASE("lost device: run reports it, and the text written before stays") {
     Emulated emulated;
     const Outcome whole = run_on("cuda", 6);
     REQUIRE(whole.code == exit_code::kDone);
@@ -151,7 +152,7 @@ TEST_CASE("lost device: run says so, and what was written stays") {
     const int64_t calls = emulated->calls;
     REQUIRE(calls > 20);
     size_t most = 0;
-    // While weights go up, in the prompt, and at several tokens.
+    // During the upload of weights, in the prompt, and at several tokens.
     for (const double share : {0.02, 0.8, 0.95}) {
         CAPTURE(share);
         emulated->calls = 0;
@@ -167,7 +168,7 @@ TEST_CASE("lost device: run says so, and what was written stays") {
     CHECK(run_on("cuda", 6).out == whole.out);
 }
 
-TEST_CASE("lost device: batch keeps what is written, and goes on from there") {
+TEST_CASE("lost device: batch keeps the rows written before, and resumes after them") {
     Emulated emulated;
     const testing::TemporaryDirectory directory;
     const std::filesystem::path in = directory / "in.txt", out = directory / "out.jsonl",
@@ -198,7 +199,7 @@ TEST_CASE("lost device: batch keeps what is written, and goes on from there") {
     CHECK(text_of(out) == all);
 }
 
-TEST_CASE("lost device: a driver that is too old, as the program meets it") {
+TEST_CASE("lost device: the program reports a driver that is too old") {
     const testing::TemporaryDirectory directory;
     const std::string library = (directory / "libcuda.so.1").string();
     constexpr std::string_view kSource =
@@ -218,7 +219,7 @@ TEST_CASE("lost device: a driver that is too old, as the program meets it") {
     CAPTURE(said.out);
     CHECK(said.code == 0);
     const bool without = said.out.find("built without CUDA") != std::string::npos;
-    const bool old = said.out.find("the NVIDIA driver is too old for this runnel: it offers CUDA 11.4") !=
+    const bool old = said.out.find("the NVIDIA driver is too old for this runnel: it supports CUDA 11.4") !=
                      std::string::npos;
     CHECK((without || old));
 }

@@ -50,7 +50,7 @@ struct Files {
 
 }  // namespace
 
-TEST_CASE("outputs: no command writes over what it reads, also with --overwrite, also through a link") {
+TEST_CASE("outputs: no command overwrites a file that it reads, even with --overwrite or through a link") {
     if (absent()) return;
     const Files f;
     const std::string model = text_of(f.model), prompt = text_of(f.prompt), rows = text_of(f.rows),
@@ -87,7 +87,7 @@ TEST_CASE("outputs: no command writes over what it reads, also with --overwrite,
             CHECK(text_of(f.schema) == schema);
             CHECK(f.count() == before);
         }
-    // Rows that a shell opened.
+    // Rows that the shell opened.
     CHECK(std::system((shell_word(*program_under_test()) + " batch " + shell_word(f.model) +
                        " --overwrite --stats-file " + shell_word(f.rows) + " <" + shell_word(f.rows) +
                        " >/dev/null 2>&1")
@@ -102,7 +102,7 @@ TEST_CASE("outputs: no command writes over what it reads, also with --overwrite,
     CHECK(text_of(f.rows) == rows);
 }
 
-TEST_CASE("outputs: two of them cannot be one file, which may be that of standard output or error") {
+TEST_CASE("outputs: two outputs cannot be the same file, standard output and error included") {
     if (absent()) return;
     const Files f;
     const std::string same = (f.folder / "." / "talk.json").string();
@@ -165,7 +165,7 @@ TEST_CASE("outputs: - and /dev/stdout are the standard output of batch") {
     }
 }
 
-TEST_CASE("outputs: a file that runnel did not make is replaced on demand only") {
+TEST_CASE("outputs: a file that runnel did not make is replaced only on request") {
     if (absent()) return;
     const Files f;
     const auto letter = [&] { write_text(f.talk, "dear reader"); };
@@ -195,18 +195,19 @@ TEST_CASE("outputs: a file that runnel did not make is replaced on demand only")
     CHECK(runnel_with({"chat", f.model, "-q", "-n", "1", "--overwrite"}, "hi\n/save " + f.talk + "\n").code ==
           0);
     CHECK(text_of(f.talk).find("messages") != std::string::npos);
-    // Statistics of an earlier run are runnel's own.
+    // Files of earlier statistics count as runnel's own.
     const std::string stats = (f.folder / "stats").string();
     for (int i = 0; i < 2; ++i)
         CHECK(runnel_with({"run", f.model, "hi", "-n", "1", "--stats-file", stats}).code == 0);
-    // A chat may save again what it saved.
+    // A chat may overwrite a file that it saved before.
     fs::remove(f.talk);
     CHECK(runnel_with({"chat", f.model, "-q", "-n", "1"},
                       "hi\n/save " + f.talk + "\nmore\n/save " + f.talk + "\n")
               .code == 0);
 }
 
-TEST_CASE("outputs: chats and prompt caches are for their owner alone; a mode that was set stays") {
+TEST_CASE(
+    "outputs: chats and prompt caches are readable by their owner only; an existing file keeps its mode") {
     if (absent()) return;
     const Files f;
     const std::string cache = (f.folder / "cache").string();
@@ -249,7 +250,7 @@ TEST_CASE("outputs: in a terminal chat asks before it replaces a file") {
     }
 }
 
-TEST_CASE("outputs: a limit on the size of files is a message, and nothing is left behind") {
+TEST_CASE("outputs: a limit on file sizes gives a message, and nothing is left behind") {
     if (absent()) return;
     const Files f;
     const size_t before = f.count();
@@ -265,7 +266,7 @@ TEST_CASE("outputs: a limit on the size of files is a message, and nothing is le
     CHECK(WEXITSTATUS(logits) == 1);
     CHECK(text_of(f.folder / "err").find("File too large") != std::string::npos);
     CHECK(f.count() == before + 1);
-    // The lines of a batch that were written whole stay.
+    // Complete lines of a batch stay.
     std::string rows;
     for (int i = 0; i < 100; ++i) rows += "{\"prompt\": \"row\", \"max_tokens\": 20}\n";
     write_text(f.rows, rows);

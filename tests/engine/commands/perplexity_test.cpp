@@ -11,7 +11,7 @@
 using namespace runnel::testing;
 using nlohmann::json;
 
-TEST_CASE("perplexity: what is saved on a full disk leaves nothing behind; a base is read back") {
+TEST_CASE("perplexity: a full disk leaves no file behind; a saved base is read back") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = tiny().path.string(), text = (directory / "t.txt").string(),

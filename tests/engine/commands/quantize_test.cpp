@@ -215,7 +215,7 @@ TEST_CASE("quantize: --dry-run lists types and sizes and writes nothing") {
     CHECK(names_in(directory) == std::vector<std::string>{"f16.gguf"});
 }
 
-TEST_CASE("quantize: what must not be done is refused with one line") {
+TEST_CASE("quantize: invalid requests are refused with one line") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = random_f16_model(directory).string(), q8 = (directory / "q8.gguf").string();
@@ -245,7 +245,7 @@ TEST_CASE("quantize: what must not be done is refused with one line") {
     CHECK(runnel_with({"quantize", q8, (directory / "y").string(), "Q4_0", "--allow-requantize"}).code == 0);
 }
 
-TEST_CASE("quantize: --prune-layers leaves layers out and renumbers the others") {
+TEST_CASE("quantize: --prune-layers omits layers and renumbers the others") {
     if (absent()) return;
     const TemporaryDirectory directory;
     ModelShape shape;
@@ -277,7 +277,7 @@ TEST_CASE("quantize: --prune-layers leaves layers out and renumbers the others")
     CHECK_FALSE(fs::exists(directory / "x"));
 }
 
-TEST_CASE("inspect: --diff lists what quantizing changed, and no difference of a file from itself") {
+TEST_CASE("inspect: --diff lists what quantizing changed, and nothing for a file and itself") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = random_f16_model(directory).string(), out = (directory / "q").string();

@@ -1,4 +1,4 @@
-// What an attacker's code can do after enter_sandbox; a child process of the tests acts as that code.
+// What an attacker's code can do after enter_sandbox; a child process of the tests plays the attacker.
 #include "engine/commands/sandbox/sandbox.h"
 
 #include <doctest/doctest.h>

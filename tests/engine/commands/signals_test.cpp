@@ -1,5 +1,5 @@
-// Signals at random moments, and what remains of a run that was ended: one table. RUNNEL_SIGNALS=N sends N of them
-// instead of a sample.
+// One table: signals at random moments, and the state that an ended run leaves. RUNNEL_SIGNALS=N sends N
+// signals instead of a sample.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -37,7 +37,8 @@ std::vector<Row> rows(const fs::path &folder) {
             {"bench", {"bench", model, "-p", "64", "-n", "64", "-r", "3", "-t", "2"}}};
 }
 
-// True if the process handles SIGINT or is over. Until then the system's loader runs, long on a busy machine.
+// True if the process handles SIGINT or has ended. Before that the system's loader runs, for a long time on a
+// busy machine.
 bool is_up(pid_t child) {
     std::ifstream status("/proc/" + std::to_string(child) + "/status");
     for (std::string line; std::getline(status, line);) {
@@ -81,7 +82,8 @@ int ended_by(const std::vector<std::string> &arguments, int number, useconds_t a
 }  // namespace
 
 TEST_CASE(
-    "signals: Ctrl-C is exit code 130 at every moment, other signals end by themselves, files stay whole") {
+    "signals: Ctrl-C gives exit code 130 at every moment, other signals their default end; files stay "
+    "whole") {
     REQUIRE(program_under_test());
     const TemporaryDirectory directory;
     {

@@ -46,7 +46,7 @@ const std::vector<Flags> &kinds() {
 }  // namespace
 
 TEST_CASE(
-    "speculation: run gives the same text with every source, greedy and sampled, and says what it did") {
+    "speculation: run gives the same text with every source, greedy and sampled, and reports its drafts") {
     if (absent()) return;
     for (const char *temperature : {"0", "0.8"}) {
         const Flags plain = {"run",
@@ -74,7 +74,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("speculation: JSON has the numbers; the rejection rule and fixed lengths are accepted") {
+TEST_CASE("speculation: JSON has the counts; the rejection rule and fixed lengths are accepted") {
     if (absent()) return;
     const Result got = runnel_with({"run", demo_model().string(), "One day", "--raw", "-n", "80", "-s", "3",
                                     "--json", "-md", demo_draft().string(), "--draft-rule", "rejection",
@@ -91,7 +91,7 @@ TEST_CASE("speculation: JSON has the numbers; the rejection rule and fixed lengt
     CHECK(speculation.at("speedup") > 0);
 }
 
-TEST_CASE("speculation: how many continuations are guessed side by side is bounded, and cannot be none") {
+TEST_CASE("speculation: the number of draft branches is from 1 to its limit") {
     if (absent()) return;
     const Flags plain = {"run",
                          demo_model().string(),
@@ -151,7 +151,7 @@ TEST_CASE("speculation: chat gives the same answers over several turns") {
     }
 }
 
-TEST_CASE("speculation: --spec-verify needs no -c where a window bounds the memory") {
+TEST_CASE("speculation: --spec-verify needs no -c if a window bounds the memory") {
     if (absent()) return;
     const Result r = runnel_with({"run", demo_model().string(), "Once upon a time", "-n", "12", "--temp", "0",
                                   "--window", "64", "--lookup", "--spec-verify"});

@@ -1,4 +1,4 @@
-// `runnel template` and the options of run and chat that templates are for, from outside.
+// `runnel template`, and the template options of run and chat, from outside.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -49,7 +49,7 @@ void write_model(const std::filesystem::path &path, std::string_view chat_templa
 
 }  // namespace
 
-TEST_CASE("template: a file's template, with JSON from stdin") {
+TEST_CASE("template: renders a file's template with JSON from stdin") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string path = (directory / "a.jinja").string();
@@ -78,7 +78,7 @@ TEST_CASE("template: a file's template, with JSON from stdin") {
     CHECK(runnel_with({"template", path, "--jsonl"}, "{}").out == "{\"error\":\"no\"}\n");
 }
 
-TEST_CASE("template: the templates of a model, by name or by what there is") {
+TEST_CASE("template: a model's template is chosen by name or by its content") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = (directory / "m.gguf").string();
@@ -121,7 +121,7 @@ TEST_CASE("run: template options reach the template") {
     CHECK(json::parse(given.out)["prompt_tokens"].get<size_t>() == ids.size());
 }
 
-TEST_CASE("run: reasoning stays away from stdout, unless it is asked for") {
+TEST_CASE("run: reasoning is not written to stdout unless requested") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = (directory / "m.gguf").string();
@@ -155,7 +155,7 @@ TEST_CASE("run: reasoning stays away from stdout, unless it is asked for") {
     CHECK(with({"--raw", "--think", "off"}).code == 2);
 }
 
-TEST_CASE("batch: templates, tools and reasoning as run has them") {
+TEST_CASE("batch: templates, tools and reasoning work as in run") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = (directory / "m.gguf").string(), other = (directory / "other.jinja").string();

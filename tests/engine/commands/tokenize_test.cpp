@@ -27,7 +27,7 @@ TEST_CASE("tokenize: ids, pieces, lines, and back") {
     CHECK(runnel_with({"tokenize", model, "--jsonl"}, "\"hello\"\n\n\"\\n\"\n").out.starts_with(list.out));
     CHECK(runnel_with({"tokenize", model, "--jsonl"}, "hello\n").code == 5);
     CHECK(runnel_with({"tokenize", model, "--jsonl", "\"hello\""}).out == list.out);
-    std::string many, answers;  // more than a buffer holds, the last line without its end
+    std::string many, answers;  // more than a buffer holds; the last line lacks its newline
     for (int i = 0; i < 20000; ++i) many += "\"hello\"\n", answers += list.out;
     many.pop_back();
     CHECK(runnel_with({"tokenize", model, "--jsonl"}, many).out == answers);

@@ -79,7 +79,7 @@ void check_pick(const json &call) {
 
 }  // namespace
 
-TEST_CASE("tools: a call of a certain tool is valid by construction, in every way of writing it") {
+TEST_CASE("tools: a required call of one tool is always valid, in every format") {
     if (absent()) return;
     for (const std::string &source : {kHermes, kParameters, kNamed, kLlama}) {
         CAPTURE(source);
@@ -98,7 +98,7 @@ TEST_CASE("tools: a call of a certain tool is valid by construction, in every wa
     }
 }
 
-TEST_CASE("tools: as text, a call is a note on stderr, and no mark is shown") {
+TEST_CASE("tools: in text output, a call becomes a note on stderr, and no mark is shown") {
     if (absent()) return;
     const Result r = Files(kHermes).run(
         {"--tool-choice", "stop", "--no-parallel-tool-calls", "-n", "400", "-s", "2", "--temp", "1"});
@@ -125,7 +125,7 @@ TEST_CASE("chat: an answer that is only a call is saved with the message before 
     CHECK(messages[1]["tool_calls"][0]["function"]["name"] == "stop");
 }
 
-TEST_CASE("run and chat: a call behind reasoning is an answer that began") {
+TEST_CASE("run and chat: a call after reasoning counts as an answer") {
     if (absent()) return;
     const Files files(kHermes +
                       "{% if add_generation_prompt %}<think>\n{% endif %}"

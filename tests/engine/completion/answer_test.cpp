@@ -60,7 +60,7 @@ TEST_CASE("answer: ends where the model ends") {
     CHECK(r.text == "Hello, world");
     CHECK(r.done.reason == FinishReason::Stop);
     CHECK(r.done.tokens.size() == 3);
-    // The prompt, and a step per token: the one that follows the last is the end.
+    // The prompt's step, and one step per token; the token after the last one is the end.
     CHECK(rig.backend->records.size() == 4);
 }
 
@@ -73,7 +73,7 @@ TEST_CASE("answer: a token limit costs no step after the last token") {
     CHECK(generate(rig, {.max_tokens = 0}).text == "");
 }
 
-TEST_CASE("answer: a stop string may span tokens") {
+TEST_CASE("answer: a stop string may span several tokens") {
     Rig rig({"one ", "tw", "o th", "ree"});
     const Answered r = generate(rig, {.stops = {"two"}});
     CHECK(r.text == "one ");
@@ -173,14 +173,14 @@ TEST_CASE("answer: a context shift does not repeat the noise") {
     }
 }
 
-TEST_CASE("answer: an ending may complete the last character") {
+TEST_CASE("answer: the end flushes an incomplete last character") {
     const Vocabulary pieces{[](TokenId) { return std::string("\xd1"); }, [](TokenId) { return false; }};
     Answer answer(pieces, {});
     CHECK(answer.take(2) == "");
     CHECK(answer.end(FinishReason::Length, "\x87!") == "\xd1\x87!");
 }
 
-TEST_CASE("answer: a banned text never comes, also over tokens, with samples and beams") {
+TEST_CASE("answer: a banned text never appears, even split over tokens, with samples and beams") {
     Rig rig({"one ", "tw", "o th", "ree"});
     const auto texts = [&](std::vector<std::string> bans, int32_t beams) {
         Request request{.input = Tokens{rig.prompt},

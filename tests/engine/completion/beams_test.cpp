@@ -175,7 +175,7 @@ TEST_CASE("beam search: a constraint removes texts and keeps the probabilities o
     }
 }
 
-TEST_CASE("beam search: enough beams find the best of all continuations") {
+TEST_CASE("beam search: with enough beams, the search finds the best of all continuations") {
     constexpr int32_t kVocab = 3;
     constexpr size_t kMost = 4;
     for (uint32_t seed = 0; seed < 20; ++seed) {
@@ -274,7 +274,7 @@ TEST_CASE("beam search: more beams than sequences at a time are refused") {
     CHECK(answer_all(queue).begin()->second.done.error.find("5 beams") != std::string::npos);
 }
 
-TEST_CASE("samples: each is the answer of its stream alone, and the prompt is computed once") {
+TEST_CASE("samples: each equals a single answer with its stream, and the prompt is computed once") {
     for (uint32_t seed = 0; seed < 30; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);

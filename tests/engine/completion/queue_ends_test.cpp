@@ -82,7 +82,7 @@ TEST_CASE("queue: logits that are not finite fail only their answer") {
     CHECK(all.at({1, 0}).done.kind == DecodeError::Kind::Failed);
     CHECK(all.at({2, 0}).done.error == "");
     CHECK(all.at({2, 0}).done.tokens.size() == 3);
-    // Also for a prompt that is scored, at whichever position the logits are not finite.
+    // The same for a scored prompt, at any position.
     rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
         if (prefix.size() == 2 && prefix[0] == 7) logits[3] = std::numeric_limits<float>::quiet_NaN();
     };

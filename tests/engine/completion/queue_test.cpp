@@ -1,4 +1,4 @@
-// A request has the same answer alone, beside others, as one of several samples, with drafts, and after
+// A request gets the same answer alone, among others, as one of several samples, with drafts, and after
 // preemption. The reference is a plain loop over one sequence.
 #include "engine/completion/queue.h"
 
@@ -106,7 +106,7 @@ std::vector<Answered> alone(Executor &executor, const std::vector<Request> &requ
     return answers;
 }
 
-// Submits requests at random times; now and then one is canceled and submitted again.
+// Submits requests at random times; sometimes cancels one and submits it again.
 std::vector<Answered> together(Executor &executor, const std::vector<Request> &requests, int32_t parallel,
                                std::mt19937 &rng, SchedulerCounts *counts = nullptr) {
     CompletionQueue queue(executor, toy_letters(), {.parallel = parallel});
@@ -189,7 +189,7 @@ TEST_CASE("queue: an answer is the same alone, among 32, as a sample, with draft
                 preemptions += queue.schedule().preemptions;
                 accepted += queue.speculation().accepted;
             }
-        // Each sample of one prompt equals the answer to a request with its stream.
+        // Each sample of a prompt equals the answer to a single request with the sample's stream.
         Request several = requests[0];
         several.samples = 5;
         several.logprobs = true;
@@ -225,7 +225,9 @@ void check_same_logprobs(const std::vector<TokenLogProbabilities> &a,
     }
 }
 
-TEST_CASE("queue: log-probabilities of answer and prompt, alone, in batch, with drafts, for samples") {
+TEST_CASE(
+    "queue: log-probabilities of answer and prompt, the same alone, in a batch, with drafts and for "
+    "samples") {
     int64_t accepted = 0, preemptions = 0;
     for (uint32_t seed = 0; seed < 8; ++seed) {
         CAPTURE(seed);
@@ -413,7 +415,7 @@ TEST_CASE("queue: recurrent models on the CPU give the same tokens alone, beside
     CHECK(accepted > 0);
 }
 
-TEST_CASE("queue: kept sequences that continue, fork or were evicted give the text of a fresh prompt") {
+TEST_CASE("queue: kept sequences that are continued, forked or evicted give the same text as a new prompt") {
     for (uint32_t seed = 0; seed < 40; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);

@@ -25,7 +25,7 @@ Expected naive(const std::string &text, const std::vector<std::string> &stops) {
     return {text, false};
 }
 
-// How many last bytes must be held back because one of `stops` may begin there.
+// How many bytes at the end must be held back because one of `stops` may begin there.
 size_t needed_hold(const std::string &text, const std::vector<std::string> &stops) {
     size_t hold = 0;
     for (const std::string &s : stops)
@@ -36,7 +36,7 @@ size_t needed_hold(const std::string &text, const std::vector<std::string> &stop
 
 }  // namespace
 
-TEST_CASE("stop: equals a naive search however the text is cut, and holds back no more than it must") {
+TEST_CASE("stop: equals a naive search however the text is split, and holds back no more than necessary") {
     for (uint32_t seed = 0; seed < 3000; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -63,7 +63,7 @@ TEST_CASE("stop: equals a naive search however the text is cut, and holds back n
     }
 }
 
-TEST_CASE("stop: a string over three tokens is never seen in part") {
+TEST_CASE("stop: no part of a string that spans three tokens is shown") {
     StopMatcher matcher({"\nUser:"});
     CHECK(matcher.push("Hello") == "Hello");
     CHECK(matcher.push("!\nUs") == "!");
@@ -74,7 +74,7 @@ TEST_CASE("stop: a string over three tokens is never seen in part") {
     CHECK(matcher.flush() == "");
 }
 
-TEST_CASE("stop: text that only began like one comes out at the end") {
+TEST_CASE("stop: text that only begins like a stop string is shown at the end") {
     StopMatcher matcher({"END", ""});
     CHECK(matcher.push("the EN") == "the ");
     CHECK(matcher.push("T and E") == "ENT and ");

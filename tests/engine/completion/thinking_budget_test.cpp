@@ -1,4 +1,4 @@
-// When the closing mark of reasoning is forced, and that this depends on the text alone.
+// When the closing mark of reasoning is forced: this depends on the text alone.
 #include "engine/completion/thinking_budget.h"
 
 #include <doctest/doctest.h>
@@ -57,7 +57,8 @@ std::string said(const ReasoningStyle &style, bool inside, int64_t most,
 
 }  // namespace
 
-TEST_CASE("thinking budget: the closing mark comes after so many tokens of reasoning, and only then") {
+TEST_CASE(
+    "thinking budget: the closing mark comes after the given number of reasoning tokens, and only then") {
     CHECK(said(kThink, true, 2, {"a", "a", " b", "a"}) == "aa</think> ba");
     CHECK(said(kThink, true, 0, {"a", " b"}) == "</think>a b");
     CHECK(said(kThink, true, 9, {"a", "a", "</think>", "a"}) == "aa</think>a");
@@ -68,7 +69,7 @@ TEST_CASE("thinking budget: the closing mark comes after so many tokens of reaso
     CHECK(said({}, false, 0, {"a", "<think>", "a"}) == "a<think>a");
 }
 
-TEST_CASE("thinking budget: never within a character, nor twice for a mark that the model has begun") {
+TEST_CASE("thinking budget: never within a character, and not twice if the model has begun the mark") {
     CHECK(said(kThink, true, 1, {"\xe2\x82", "\xac", "a"}) == "\xe2\x82\xac</think>a");
     CHECK(said(kThink, true, 1, {"\xe2\x82", "a", "a"}) ==
           "\xe2\x82"
@@ -86,7 +87,7 @@ TEST_CASE("thinking budget: a tool call ends the reasoning") {
     CHECK(said(kThink, true, 3, {"a", "<tool_", "call>", "a"}) == "a<tool_call></think>a");
 }
 
-TEST_CASE("thinking budget: of channels, the analysis ends and the final channel begins") {
+TEST_CASE("thinking budget: with channels, the analysis ends and the final channel begins") {
     const std::string close = "<|end|><|start|>assistant<|channel|>final<|message|>";
     CHECK(said(kHarmony, false, 2, {"<|channel|>", "analysis", "<|message|>", "a", "a", " b", "a"}) ==
           "<|channel|>analysis<|message|>aa" + close + " ba");
@@ -101,8 +102,7 @@ TEST_CASE("thinking budget: of channels, the analysis ends and the final channel
               close + "a");
 }
 
-TEST_CASE(
-    "thinking budget: the same for any way to the same tokens, roll-backs and a shifted context included") {
+TEST_CASE("thinking budget: depends on the tokens alone, also after roll-backs and a context shift") {
     int forced = 0;
     for (uint32_t seed = 0; seed < 200; ++seed) {
         CAPTURE(seed);

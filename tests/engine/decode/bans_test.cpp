@@ -62,7 +62,7 @@ TEST_CASE("bans: an empty text and too many bytes are refused") {
     CHECK_THROWS_AS(Bans({std::string(Bans::kMostBytes + 1, 'a')}, tokens), DecodeError);
 }
 
-TEST_CASE("constraint: banned texts alone, and beside a grammar") {
+TEST_CASE("constraint: banned texts alone, and with a grammar") {
     const std::vector<std::string> texts{"</s>", "a", "b", "ab", "ba", "x"};
     const auto banned = [&](std::vector<std::string> what) {
         return std::make_shared<Bans>(std::move(what), texts_of(texts));
@@ -75,7 +75,7 @@ TEST_CASE("constraint: banned texts alone, and beside a grammar") {
     CHECK(!grammar::has_bit(alone.mask(history), 4));
     for (const TokenId id : {0, 1, 2, 3, 5}) CHECK(grammar::has_bit(alone.mask(history), id));
     CHECK(alone.allowed(history, std::vector<TokenId>{2, 5, 3, 1}) == 3);
-    const std::vector<TokenId> forced{5, 1, 4};  // "aba" came all the same: the answer goes on
+    const std::vector<TokenId> forced{5, 1, 4};  // "aba" was forced nevertheless: the answer continues
     CHECK(alone.allows(forced, 1));
     CHECK(alone.allowed(forced, std::vector<TokenId>{1, 2, 1}) == 2);
 

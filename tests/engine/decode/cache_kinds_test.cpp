@@ -1,5 +1,5 @@
-// Whole programs on the CPU over every kind of cache: windows that give blocks back, sinks, forks, K and V in
-// fewer bits.
+// Whole programs on the CPU over every kind of cache: windows that free blocks, sinks, forks, quantized K and
+// V.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -45,7 +45,7 @@ bool same(const std::vector<float> &a, const std::vector<float> &b) {
 
 }  // namespace
 
-TEST_CASE("cache kinds: behind a window, memory is bounded and no bit changes") {
+TEST_CASE("cache kinds: with a window, memory is bounded and no bit changes") {
     const TinyProgram tiny({.window = 40}, 3);
     const std::vector<TokenId> text = random_tokens(900, 1);
     Executor small = executor_for(tiny.program(), {.context = 1000, .batch = 32, .slack = 40});
@@ -71,7 +71,7 @@ TEST_CASE("cache kinds: behind a window, memory is bounded and no bit changes") 
     }
 }
 
-TEST_CASE("cache kinds: a window with sinks is the model on the sinks and the window alone") {
+TEST_CASE("cache kinds: a window with sinks gives the logits of the sinks and the window alone") {
     // With one layer, keys and values depend only on token and position, so the remaining text determines
     // them.
     for (const auto &[window, sinks] : std::vector<std::pair<int32_t, int32_t>>{{40, 4}, {33, 1}, {20, 40}}) {

@@ -61,7 +61,7 @@ std::vector<TokenId> allowed_after(Constraint &constraint, const std::vector<Tok
 
 }  // namespace
 
-TEST_CASE("constraint: follows an answer forth and back, with drafts and dropped tokens") {
+TEST_CASE("constraint: follows an answer forward and back, with drafts and dropped tokens") {
     Constraint constraint = constraint_of("root ::= \"a\" (\"b\" | \"c\") \"d\"* \"e\"");
     const std::vector<TokenId> prompt{kF, kF, kE};
     constraint.begin(prompt.size());
@@ -73,7 +73,7 @@ TEST_CASE("constraint: follows an answer forth and back, with drafts and dropped
     CHECK(allowed_after(constraint, with({})) == Ids{kA, kAb});
     CHECK(allowed_after(constraint, with({kA})) == Ids{kB, kC});
     CHECK(allowed_after(constraint, with({kA, kB, kD, kD})) == Ids{kD, kE});
-    CHECK(allowed_after(constraint, with({kA, kC})) == Ids{kD, kE});  // another way
+    CHECK(allowed_after(constraint, with({kA, kC})) == Ids{kD, kE});  // another branch
     CHECK(allowed_after(constraint, with({kA})) == Ids{kB, kC});      // back
     CHECK(constraint.allowed(with({kA}), Ids{kB, kD, kF, kE}) == 2);
     CHECK(constraint.allowed(with({kA, kB}), Ids{kE, kEnd, kA}) == 2);
@@ -142,7 +142,8 @@ TEST_CASE("constraint: a draw has the model's probabilities over the allowed tok
     }
 }
 
-TEST_CASE("constraint: the largest logits decide if enough of them are allowed, otherwise the whole row") {
+TEST_CASE(
+    "constraint: the top-k logits suffice if enough of them are allowed, otherwise the full row is read") {
     const std::vector<float> logits{0, 5, 1, 0, 0, 9, 8, 0, 0, 0, 0, 0, 0, 7};
     const std::vector<kernels::TopLogit> two{{kF, 9}, {kOpenBrace, 8}},
         many{{kF, 9}, {kOpenBrace, 8}, {kEnd, 7}, {kB, 5}};
@@ -155,7 +156,7 @@ TEST_CASE("constraint: the largest logits decide if enough of them are allowed, 
     CHECK(sampler.sample(logits, std::vector<TokenId>{kB}) == kEnd);
 }
 
-TEST_CASE("constraint: a search for an ending that exceeds the grammar's limits finds none") {
+TEST_CASE("constraint: no ending is found if the search exceeds the grammar's limits") {
     auto index = std::make_shared<grammar::TokenIndex>(kTexts, std::vector<TokenId>{kEnd});
     const Source source{.kind = Source::Kind::Gbnf, .text = "root ::= \"a\" root \"bb\" | \"c\""};
     grammar::Machine machine(grammar::compile(source), {.depth = 8});
@@ -185,7 +186,7 @@ class Fixed final : public DraftSource {
 
 }  // namespace
 
-TEST_CASE("constraint: drafts of any source end in front of the first refused token") {
+TEST_CASE("constraint: drafts of any source end before the first refused token") {
     using Ids = std::vector<TokenId>;
     Sampler sampler(greedy(), static_cast<int32_t>(kTexts.size()));
     sampler.constrain(constraint_of("root ::= \"c\" \"abd\" [ef] \"a\""));
@@ -223,7 +224,7 @@ TEST_CASE("constraint: forced text is drafted in the tokens of the tokenizer") {
     CHECK(source.draft(text, 0, 0, sampler).tokens.empty());
 }
 
-TEST_CASE("constraint: an answer may end in front of the mark, and not behind it") {
+TEST_CASE("constraint: an answer may end before the mark, but not after it") {
     FreeText free{.close = "{", .text = [](TokenId id) { return kTexts[static_cast<size_t>(id)]; }};
     free.may_end = true;
     Constraint constraint = constraint_of("root ::= \"a\" \"b\"", free);

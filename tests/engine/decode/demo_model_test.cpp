@@ -1,4 +1,4 @@
-// The models that ship with the product: properties that only trained weights have.
+// The models that ship with the product: properties that only trained weights show.
 #include <doctest/doctest.h>
 
 #include <cctype>
@@ -40,7 +40,8 @@ Engine engine_of(const std::filesystem::path &model, int threads = 2) {
     return Engine(options);
 }
 
-// Over the first chunks of the held-out text. The logits are saved to, or compared with those in, a file.
+// Perplexity over the first chunks of the held-out text. Logits are saved to a file, or compared with those
+// in a file.
 struct Scoring {
     int32_t chunks = 6;
     std::filesystem::path save{}, base{};
@@ -109,7 +110,7 @@ json expected(const char *list) {
 
 }  // namespace
 
-TEST_CASE("demo model: perplexity of text it has not seen, as llama.cpp measures it") {
+TEST_CASE("demo model: perplexity of unseen text, as llama.cpp measures it") {
     if (absent()) return;
     for (const json &p : expected("perplexity")) {
         CAPTURE(p.dump());
@@ -119,7 +120,7 @@ TEST_CASE("demo model: perplexity of text it has not seen, as llama.cpp measures
     }
 }
 
-TEST_CASE("demo model: the most probable text is llama.cpp's, whatever the threads") {
+TEST_CASE("demo model: greedy text equals llama.cpp's, with any number of threads") {
     if (absent()) return;
     for (const json &c : expected("continuations")) {
         const std::string prompt = c["prompt"];
@@ -146,7 +147,7 @@ TEST_CASE("demo model: tokens are those of the library that made the vocabulary"
     CHECK(tokenizer.decode(tokenizer.encode(all, {.add_special = false})) == all);
 }
 
-TEST_CASE("demo model: the fewer bits, the further from the original") {
+TEST_CASE("demo model: fewer bits give a larger divergence from the original") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const double original = score(demo_model(), {.save = directory / "base"}).value;
@@ -169,7 +170,7 @@ TEST_CASE("demo model: the fewer bits, the further from the original") {
     }
 }
 
-TEST_CASE("demo model: the draft speaks the same language") {
+TEST_CASE("demo model: the draft model predicts the same text often enough") {
     if (absent()) return;
     const gguf::File demo = gguf::File::open(demo_model()), draft = gguf::File::open(demo_draft());
     for (const auto &[key, value] : demo.metadata()) {
@@ -187,7 +188,7 @@ TEST_CASE("demo model: the draft speaks the same language") {
     CHECK(found.divergence->same_top > 0.45);  // measured: 0.527
 }
 
-TEST_CASE("demo model: answers of a chat are told as tales are, and end") {
+TEST_CASE("demo model: answers in a chat read like tales, and end") {
     if (absent()) return;
     if (!program_under_test()) {
         FAIL("no program to test: set RUNNEL, or build build/runnel");
@@ -221,7 +222,7 @@ TEST_CASE("demo model: answers of a chat are told as tales are, and end") {
     CHECK(ended >= kAnswers - 1);
 }
 
-TEST_CASE("demo model: small files that say what they are") {
+TEST_CASE("demo model: small files with complete metadata") {
     if (absent()) return;
     CHECK(std::filesystem::file_size(demo_model()) <= 6'000'000);
     CHECK(std::filesystem::file_size(demo_draft()) <= 1'000'000);

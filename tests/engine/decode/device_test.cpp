@@ -71,7 +71,7 @@ TEST_CASE("device: names") {
         CHECK(!decode::is_device_name(name));
 }
 
-TEST_CASE("device: automatic where there is a GPU, the CPU where there is none") {
+TEST_CASE("device: auto selects a GPU if there is one, otherwise the CPU") {
     CHECK(name_of(choose_device({"auto", {}}, kNone)).empty());
     CHECK(choose_device({"auto", {}}, kNone).note.empty());
     CHECK(choose_device({"auto", {99, {}}}, kNone).note ==
@@ -137,7 +137,7 @@ TEST_CASE("device: looking for GPUs opens none, and one that cannot be opened do
     CHECK_THROWS_AS(decode::Engine{options}, kernels::BackendError);
 }
 
-TEST_CASE("device: a GPU asked for by name that is not there is an error") {
+TEST_CASE("device: a GPU that is named but missing is an error") {
     CHECK_THROWS_WITH_AS(choose_device({"cuda", {}}, kNone),
                          "--device cuda: no NVIDIA driver was found (--device cpu runs without)",
                          kernels::BackendError);

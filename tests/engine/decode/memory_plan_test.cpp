@@ -1,4 +1,4 @@
-// The memory that is planned for a model is the memory that running it holds, to the byte.
+// The memory that is planned for a model equals the memory that running it takes, to the byte.
 #include "engine/decode/memory_plan.h"
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ size_t held(Engine &engine) {
     return bytes;
 }
 
-TEST_CASE("memory plan: the cache that is planned is the cache that a run holds") {
+TEST_CASE("memory plan: the planned cache equals the cache of a run") {
     for (const Case &c :
          {Case{"llama", 300, 1, {}, 0, 0}, Case{"llama", 4096, 1, {}, 64, 4},
           Case{"llama", 8192, 3, {CacheType::Q8_0, CacheType::Q4_0}, 512, 0},

@@ -1,5 +1,5 @@
-// Tokens sampled from the largest logits alone are those sampled from whole rows. On the emulated GPU, the
-// test also counts what crosses the bus.
+// Tokens sampled from the top-k logits equal those sampled from full rows. On the emulated GPU, the test also
+// counts the bytes that cross the bus.
 #include "engine/decode/next_token.h"
 
 #include <doctest/doctest.h>
@@ -38,7 +38,7 @@ float choice(std::mt19937 &random, std::initializer_list<float> values) {
     return *(values.begin() + random() % values.size());
 }
 
-// Random options: every filter on or off, now and then biases and penalties.
+// Random options: every filter on or off, sometimes biases and penalties.
 SamplingOptions random_options(std::mt19937 &random, int32_t vocab) {
     SamplingOptions o;
     o.seed = random();
@@ -81,7 +81,7 @@ void check_same(const Distribution &got, const Distribution &expected) {
 
 }  // namespace
 
-TEST_CASE("next token: the largest logits give what the row gives, or say that they do not decide") {
+TEST_CASE("next token: the top-k logits give the token of the full row, or report that they do not suffice") {
     std::mt19937 random(7);
     int decided = 0, undecided = 0, whole = 0;
     for (int round = 0; round < 3000; ++round) {
@@ -100,7 +100,7 @@ TEST_CASE("next token: the largest logits give what the row gives, or say that t
             ++whole;
             continue;
         }
-        // Fewer logits than needed must not lead to another token either.
+        // Even with fewer logits than needed, no other token may result.
         for (const int32_t count : {needed, std::max(1, needed / 3)}) {
             const auto token = sampler.sample(largest(logits, count), history);
             if (count == needed) ++(token ? decided : undecided);
@@ -117,7 +117,8 @@ TEST_CASE("next token: the largest logits give what the row gives, or say that t
 }
 
 TEST_CASE(
-    "next token: the defaults, greedy and forbidden padding need few; what may raise others needs all") {
+    "next token: the defaults, greedy and forbidden padding need few logits; options that may raise a logit "
+    "need all") {
     const auto needed = [](const SamplingOptions &o, int32_t most = 256) {
         return Sampler(o, 1000).candidates_needed(most);
     };
@@ -138,7 +139,7 @@ TEST_CASE(
     CHECK(needed({.temperature = 0, .logit_bias = {}}, 0) == 0);
 }
 
-TEST_CASE("next token: numbers that are not finite are an error as they are in a row") {
+TEST_CASE("next token: logits that are not finite are an error, as in a full row") {
     Sampler sampler({}, 100);
     const std::vector<kernels::TopLogit> damaged = {{7, std::numeric_limits<float>::quiet_NaN()}, {1, 2}};
     CHECK_THROWS_AS(sampler.sample(damaged, {}), DecodeError);
@@ -173,7 +174,7 @@ const tests::TinyProgram &tiny() {
 
 }  // namespace
 
-TEST_CASE("next token: a GPU that selects gives the same text, whatever the sampling") {
+TEST_CASE("next token: top-k selection on the GPU gives the same text with any sampling") {
     Executor selecting = gpu_executor(tiny().program(), false), whole = gpu_executor(tiny().program(), true);
     REQUIRE(selecting.most_candidates() == 256);
     REQUIRE(whole.most_candidates() == 0);
@@ -196,8 +197,7 @@ TEST_CASE("next token: a GPU that selects gives the same text, whatever the samp
     }
 }
 
-TEST_CASE(
-    "next token: of a greedy token 8 bytes come back, of a sampled one 8 per candidate; one wait each") {
+TEST_CASE("next token: a greedy token copies back 8 bytes, a sampled one 8 per candidate; one wait each") {
     Executor executor = gpu_executor(tiny().program(), false);
     const auto traffic_of = [&](const SamplingOptions &options, uint64_t &pinned) {
         // Counts the difference between two lengths, which excludes the prompt and the first graphs.
@@ -234,7 +234,7 @@ TEST_CASE(
     CHECK(sampled.waits == 10);
 }
 
-TEST_CASE("next token: sequences of a batch, with samples of one prompt and scores beside each other") {
+TEST_CASE("next token: sequences of a batch, with samples of one prompt and with scored prompts") {
     const auto answers = [](bool whole_rows) {
         Executor executor = gpu_executor(tiny().program(), whole_rows);
         CompletionQueue queue(executor, letters(), {.parallel = 3});

@@ -1,4 +1,4 @@
-// Models divided between the emulated GPU and the CPU: what goes where, and that the text is the same.
+// Models divided between the emulated GPU and the CPU: the placement, and that the text stays the same.
 #include "engine/decode/placement.h"
 
 #include <doctest/doctest.h>
@@ -31,7 +31,7 @@ const DeviceList &gpu_and_cpu() {
     return both;
 }
 
-// While this exists, the emulated device has `bytes` of memory.
+// During its lifetime, the emulated device has `bytes` of memory.
 struct SmallGpu {
     explicit SmallGpu(size_t bytes) { simt::settings().memory = bytes; }
     ~SmallGpu() { simt::settings() = {}; }
@@ -44,7 +44,7 @@ EngineOptions options_for(const TemporaryModel &model, std::optional<int64_t> gp
     return options;
 }
 
-// Logits of a text fed in two chunks, the second after a roll-back, and the greedy tokens after it.
+// Logits of a text fed in two chunks, the second after a roll-back, and the greedy tokens that follow.
 struct Result {
     std::vector<float> logits;
     std::vector<text::TokenId> greedy;
@@ -135,7 +135,7 @@ TEST_CASE("placement: several GPUs share the layers by their free memory") {
     const std::vector<uint8_t> device = assign_steps(program, devices, whole->placement);
     for (size_t i = 0; i < device.size(); ++i)
         CHECK(device[i] == (layers.of_step[i] < 2 ? 0 : layers.of_step[i] < 7 ? 1 : 2));
-    // With less memory every GPU has fewer steps, and the CPU the first ones.
+    // With less memory, every GPU gets fewer steps, and the CPU the first ones.
     std::optional<PlacementPlan> part = whole;
     size_t each = whole->gpu.all();
     for (; part && !part->divided; each -= size_t{64} << 10)
@@ -152,7 +152,7 @@ TEST_CASE("placement: several GPUs share the layers by their free memory") {
         doctest::Contains("the GPUs have 3 MiB free"), DecodeError);
 }
 
-TEST_CASE("placement: any number of layers on the GPU gives the CPU's text") {
+TEST_CASE("placement: any number of layers on the GPU gives the same text as the CPU") {
     struct Case {
         const char *arch, *type;
     };
@@ -234,7 +234,7 @@ TEST_CASE("placement: as many layers as fit, and never more than was predicted")
     CHECK(loaded);
 }
 
-TEST_CASE("placement: what fits is found also where the CPU has little room for its part of the cache") {
+TEST_CASE("placement: a placement is found even if the CPU has little memory for its part of the cache") {
     ModelShape shape;
     shape.layers = 6;
     const TemporaryModel model(shape);
@@ -266,7 +266,7 @@ TEST_CASE("placement: what fits is found also where the CPU has little room for 
     CHECK(too_little > 5);
 }
 
-TEST_CASE("placement: the context gives way to layers, but not below what is comfortable") {
+TEST_CASE("placement: the context shrinks to fit more layers, but not below a comfortable size") {
     ModelShape shape;
     shape.layers = 4;
     const TemporaryModel model(shape);
@@ -322,7 +322,7 @@ TEST_CASE("placement: layers that do not fit are refused with the numbers and wi
     }
 }
 
-TEST_CASE("placement: in words, with what lacks a kernel counted where it runs") {
+TEST_CASE("placement: its description counts steps without a GPU kernel where they run") {
     ModelShape shape;
     shape.layers = 3;
     const TemporaryModel file(shape);
@@ -350,7 +350,7 @@ TEST_CASE("placement: in words, with what lacks a kernel counted where it runs")
           "3 of 4 layers on the GPU, the others on the CPU, experts of all of those on the CPU");
 }
 
-TEST_CASE("placement: a GPU too small for anything is passed over, unless it was asked for by name") {
+TEST_CASE("placement: a GPU that is too small for any layer is skipped unless it is named") {
     ModelShape shape;
     shape.layers = 1;
     const TemporaryModel model(shape);

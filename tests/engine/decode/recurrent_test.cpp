@@ -1,5 +1,5 @@
 // Sequences of models with recurrent layers: forks, roll-backs and other sequences do not change their
-// logits, and little is computed again.
+// logits, and little is recomputed.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -50,7 +50,7 @@ ModelShape tiny(const std::string &arch) {
 
 }  // namespace
 
-TEST_CASE("recurrent: any history of feeding, forking and cutting gives the logits of its tokens") {
+TEST_CASE("recurrent: after any feeding, forking and truncating, the logits are those of the tokens") {
     for (uint32_t seed = 0; seed < 40; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -108,7 +108,9 @@ TEST_CASE("recurrent: any history of feeding, forking and cutting gives the logi
     }
 }
 
-TEST_CASE("recurrent: what is cut or shared is computed again from the last checkpoint only") {
+TEST_CASE(
+    "recurrent: after a truncation or with a shared prefix, only tokens after the last checkpoint are "
+    "recomputed") {
     std::mt19937 rng(1);
     ToyRig rig({.context = 9000, .batch = 512, .sequences = 10, .cells = 30000}, kVocab, true);
     SingleSequence session(rig.executor);
@@ -132,7 +134,7 @@ TEST_CASE("recurrent: what is cut or shared is computed again from the last chec
         for (int i = 0; i < 100; ++i) REQUIRE(session.feed(random_tokens(rng, 1)));
         CHECK(again(session, 8000) < 32);
     }
-    SUBCASE("forks read nothing again") {
+    SUBCASE("forks recompute nothing") {
         for (int i = 0; i < 8; ++i) {
             SingleSequence fork(session.sequence().fork());
             CHECK(again(fork, 8000) == 0);
@@ -155,7 +157,7 @@ TEST_CASE("recurrent: what is cut or shared is computed again from the last chec
     }
 }
 
-TEST_CASE("recurrent: rejected guesses are taken back without computing again") {
+TEST_CASE("recurrent: rejected drafts are rolled back without recomputing") {
     std::mt19937 rng(2);
     ToyRig rig({.context = 2000, .batch = 64, .cells = 8000}, kVocab, true);
     SingleSequence session(rig.executor);
@@ -180,7 +182,7 @@ TEST_CASE("recurrent: rejected guesses are taken back without computing again") 
     check_logits(session.logits(), with(text, 1));
 }
 
-TEST_CASE("recurrent: texts that part inside an interval share the checkpoint where they part") {
+TEST_CASE("recurrent: texts that diverge within an interval share the checkpoint where they diverge") {
     std::mt19937 rng(3);
     ToyRig rig({.context = 1000, .batch = 512, .sequences = 4, .cells = 4000}, kVocab, true);
     const std::vector<TokenId> common = random_tokens(rng, 200);  // 192 tokens of whole blocks
@@ -201,7 +203,7 @@ TEST_CASE("recurrent: texts that part inside an interval share the checkpoint wh
     CHECK(computed[2] == 350 - 192);
 }
 
-TEST_CASE("recurrent: a prompt file holds the state, and the text goes on from it") {
+TEST_CASE("recurrent: a prompt file holds the state, and the text continues from it") {
     const TemporaryDirectory directory;
     const auto path = directory / "prompt.kv";
     std::mt19937 rng(4);
@@ -237,7 +239,9 @@ TEST_CASE("recurrent: memory for states is planned, and no context makes it grow
     CHECK(cache_config(program, shape, 8192).states == 22);
 }
 
-TEST_CASE("recurrent: on the CPU, bits are the same alone, in any batch, chunk, fork, cut and preemption") {
+TEST_CASE(
+    "recurrent: on the CPU, bits are the same alone and after any batching, chunking, fork, truncation and "
+    "preemption") {
     for (const char *arch : {"qwen35", "qwen3next", "lfm2", "jamba", "nemotron_h"}) {
         CAPTURE(arch);
         std::mt19937 rng(6);

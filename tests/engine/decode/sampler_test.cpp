@@ -105,7 +105,7 @@ T choose(std::mt19937 &rng, std::initializer_list<T> values) {
 
 }  // namespace
 
-TEST_CASE("philox: the vectors of its authors") {
+TEST_CASE("philox: the published test vectors") {
     CHECK(philox({0, 0, 0, 0}, {0, 0}) ==
           std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
     CHECK(philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}) ==
@@ -114,7 +114,8 @@ TEST_CASE("philox: the vectors of its authors") {
           std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("uniform: in range, of the right mean, different for position, stream, seed and purpose") {
+TEST_CASE(
+    "uniform: in range, with the right mean, and different for each position, stream, seed and purpose") {
     double sum = 0;
     for (uint32_t i = 0; i < 20000; ++i) {
         const double u = uniform(7, 0, i, Draw::Residual);
@@ -130,7 +131,8 @@ TEST_CASE("uniform: in range, of the right mean, different for position, stream,
     CHECK(u != uniform(7, 0, 0, Draw::Acceptance));
 }
 
-TEST_CASE("noise: of the Gumbel distribution, its own for id, position, stream and seed, within its bound") {
+TEST_CASE(
+    "noise: Gumbel-distributed, different for each id, position, stream and seed, and within its bound") {
     const int count = 40000;
     double sum = 0, squares = 0, cubes = 0;
     std::array<int, 10> tenths{};  // of the distribution function exp(-exp(-g))
@@ -167,7 +169,7 @@ TEST_CASE("sampler: equals a naive implementation that sorts everything") {
         o.top_k = choose(rng, {0, 1, 5, 40, 700, 1000000});
         o.top_p = choose(rng, {0.0f, 0.2f, 0.95f, 0.999f, 1.0f});
         o.min_p = choose(rng, {0.0f, 0.05f, 0.9f, 1.0f});
-        // With ties, the last bit of a logarithm decides which of equally typical tokens comes first.
+        // With ties, the last bit of a logarithm decides the order of equally typical tokens.
         o.typical = ties ? 1.0f : choose(rng, {1.0f, 1.0f, 0.9f, 0.2f});
         o.repeat_penalty = choose(rng, {1.0f, 1.1f, 2.0f});
         o.presence_penalty = choose(rng, {0.0f, 0.5f});
@@ -233,7 +235,7 @@ static TokenId naive_draw(const SamplingOptions &o, uint32_t stream, size_t posi
     return best;
 }
 
-TEST_CASE("sampler: no candidate is passed over that could have won") {
+TEST_CASE("sampler: no candidate that could have won is skipped") {
     for (uint32_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -292,7 +294,7 @@ TEST_CASE("sampler: draws have the frequencies of the chain's probabilities (chi
     }
 }
 
-TEST_CASE("sampler: two models with the same noise agree as often as the coupling promises") {
+TEST_CASE("sampler: two models with the same noise agree as often as the coupling theory says") {
     for (uint32_t seed = 0; seed < 5; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -320,7 +322,7 @@ TEST_CASE("sampler: two models with the same noise agree as often as the couplin
     }
 }
 
-TEST_CASE("sampler: what cannot be sampled is an error") {
+TEST_CASE("sampler: rows that cannot be sampled are an error") {
     Sampler sampler({}, 3);
     const float inf = std::numeric_limits<float>::infinity();
     CHECK_THROWS_AS(sampler.sample(std::vector<float>{0, std::nanf(""), 1}, {}), DecodeError);

@@ -1,5 +1,5 @@
-// DRY, XTC, top-n-sigma, dynamic temperature, mirostat, adaptive-p and the order of the steps: against
-// definitions in double that share no code with them, and against numbers of llama.cpp.
+// DRY, XTC, top-n-sigma, dynamic temperature, mirostat, adaptive-p and the order of the steps: compared with
+// definitions in double that share no code with them, and with numbers of llama.cpp.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -154,7 +154,7 @@ void check_close(const Probabilities &got, const Probabilities &wanted, double e
     }
 }
 
-// DRY by its definition: compares every suffix of the window with every earlier place.
+// DRY by its definition: compares every suffix of the window with every earlier position.
 std::map<TokenId, double> naive_dry(const SamplingOptions &o, const std::vector<TokenId> &history,
                                     const std::vector<TokenId> &breakers) {
     std::map<TokenId, double> penalties;
@@ -191,7 +191,7 @@ TokenId draw_by(const Probabilities &p, const SamplingOptions &o, size_t positio
 }  // namespace
 
 // The numbers come from llama_sampler_init_top_n_sigma, _xtc (probability 1), _temp_ext, ... of xllamacpp
-// 2026.10.11549, applied with ctypes to peer_logits(); probabilities are the softmax of what was left.
+// 2026.10.11549, applied with ctypes to peer_logits(); probabilities are the softmax of the remaining logits.
 TEST_CASE("samplers: llama.cpp's numbers") {
     struct Case {
         const char *samplers;
@@ -413,7 +413,7 @@ TEST_CASE("samplers: any order equals the formulas in double") {
     }
 }
 
-TEST_CASE("mirostat and adaptive-p: draws carry their numbers as the formulas say, also after guesses") {
+TEST_CASE("mirostat and adaptive-p: their state follows the formulas, also after drafts") {
     for (const int kind : {1, 2, 3}) {
         CAPTURE(kind);
         SamplingOptions o = nothing();
@@ -461,8 +461,7 @@ TEST_CASE("mirostat and adaptive-p: draws carry their numbers as the formulas sa
             }
             const Probabilities wanted = definition.probabilities();
             check_close(of(sampler.distribution(logits, history)), wanted, 1e-5);
-            std::vector<TokenId> guessed =
-                history;  // guesses at later positions, and a draw that comes twice
+            std::vector<TokenId> guessed = history;  // drafts at later positions, and a repeated draw
             for (int i = 0; i < 3; ++i) {
                 guessed.push_back(static_cast<TokenId>(rng() % 64));
                 if (step % 2) sampler.distribution(peer_logits(), guessed);
@@ -479,7 +478,7 @@ TEST_CASE("mirostat and adaptive-p: draws carry their numbers as the formulas sa
     }
 }
 
-TEST_CASE("samplers: names and letters of llama.cpp, and what is not an order") {
+TEST_CASE("samplers: llama.cpp's names and letters are accepted, invalid orders refused") {
     CHECK(parse_samplers("edskypmxt") == default_samplers());
     CHECK(parse_samplers("penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature") ==
           default_samplers());

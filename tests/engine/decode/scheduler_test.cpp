@@ -50,7 +50,7 @@ TEST_CASE("scheduler: a sequence may bring several tokens and get several rows")
         for (int step = 0; step < 60; ++step) {
             REQUIRE(scheduler.step());
             const std::vector<ScheduledSequence *> ready(scheduler.ready().begin(), scheduler.ready().end());
-            // A recurrent sequence that was cut replays tokens first, which may fill a step.
+            // A recurrent sequence that was truncated first replays tokens, which may fill a step.
             if (seed % 2 != 0) CHECK(!ready.empty());
             answered += ready.size();
             for (ScheduledSequence *s : ready) {
@@ -68,7 +68,7 @@ TEST_CASE("scheduler: a sequence may bring several tokens and get several rows")
     }
 }
 
-TEST_CASE("scheduler: a long prompt comes in chunks beside running answers, which get a token every step") {
+TEST_CASE("scheduler: a long prompt is computed in chunks while running answers get a token every step") {
     ToyRig rig({.context = 200, .batch = 16, .sequences = 3});
     Scheduler scheduler(rig.executor, {.parallel = 3});
     std::mt19937 rng(1);
@@ -113,7 +113,7 @@ TEST_CASE("scheduler: sequences wait until the pool has blocks for them, first c
     CHECK(scheduler.counts().preemptions == 0);
 }
 
-TEST_CASE("scheduler: a stop changes nothing, and the next step goes on") {
+TEST_CASE("scheduler: a stop changes nothing, and the next step continues") {
     ToyRig rig({.context = 64, .batch = 16, .sequences = 2});
     Scheduler scheduler(rig.executor, {.parallel = 2});
     std::mt19937 rng(3);
@@ -133,7 +133,7 @@ TEST_CASE("scheduler: a stop changes nothing, and the next step goes on") {
     check_logits(one.logits(), one.tokens());
 }
 
-TEST_CASE("scheduler: a pool that others hold is an error, not an endless loop") {
+TEST_CASE("scheduler: a pool that others occupy is an error, not an endless loop") {
     ToyRig rig({.context = 64, .batch = 64, .sequences = 1});
     SingleSequence other(rig.executor);
     CHECK(other.feed(std::vector<TokenId>(40, 1)));

@@ -25,7 +25,7 @@ void check_logits(std::span<const float> logits, const std::vector<TokenId> &pre
 
 }  // namespace
 
-TEST_CASE("sequence: any history of feeding, truncating and reusing gives the logits of its tokens") {
+TEST_CASE("sequence: after any feeding, truncating and reusing, the logits are those of the tokens") {
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -51,7 +51,7 @@ TEST_CASE("sequence: any history of feeding, truncating and reusing gives the lo
     }
 }
 
-TEST_CASE("sequence: a prompt is fed in chunks, and only its end asks for logits") {
+TEST_CASE("sequence: a prompt is fed in chunks, and only the last one returns logits") {
     ToyRig rig({.context = 100, .batch = 16});
     SingleSequence session(rig.executor);
     std::mt19937 rng(1);
@@ -74,7 +74,7 @@ TEST_CASE("sequence: reuse keeps the common prefix but the last token") {
     CHECK(session.tokens().empty());
 }
 
-TEST_CASE("sequence: what does not fit the context is refused with the numbers, and nothing changes") {
+TEST_CASE("sequence: tokens that do not fit the context are refused with the numbers, and nothing changes") {
     ToyRig rig({.context = 64, .batch = 16});
     SingleSequence session(rig.executor);
     CHECK(session.feed(std::vector<TokenId>(60, 1)));
@@ -151,7 +151,7 @@ TEST_CASE("executor: a failed step leaves the caches as they were") {
     CHECK(rig.executor.step(single, logits));
 }
 
-TEST_CASE("context: what fits is planned, and what does not is said") {
+TEST_CASE("context: a context that fits is planned, one that does not is refused with the reason") {
     const kernels::Program program = toy_program(kVocab);
     const size_t per_block = cache_bytes(program, 1);
     CHECK(per_block == 2 * 32 * 16 * 2);

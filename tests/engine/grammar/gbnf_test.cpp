@@ -11,7 +11,7 @@ using testing::grammar_error;
 using testing::machine_of;
 using testing::matches;
 
-TEST_CASE("GBNF: the recorded grammars accept and reject what they should, errors name the place") {
+TEST_CASE("GBNF: the recorded grammars accept and reject the recorded texts, and errors name the place") {
     size_t grammars = 0;
     for (const json &entry : json::parse(testing::read_file("tests/data/grammar/gbnf.json"))) {
         const std::string name = entry["name"], text = entry["grammar"];
@@ -30,7 +30,7 @@ TEST_CASE("GBNF: the recorded grammars accept and reject what they should, error
     CHECK(grammars >= 40);
 }
 
-TEST_CASE("GBNF: an ambiguous grammar does not grow with the text") {
+TEST_CASE("GBNF: the state of an ambiguous grammar does not grow with the text") {
     Machine machine =
         machine_of(Source::Kind::Gbnf, "root ::= s\ns ::= \"a\" s \"b\" | \"a\" s \"c\" | \"\"");
     const StateId deep = machine.advance(machine.start(), std::string(2000, 'a'));
@@ -39,7 +39,7 @@ TEST_CASE("GBNF: an ambiguous grammar does not grow with the text") {
     CHECK(machine.accepts(machine.advance(deep, std::string(2000, 'b'))));
 }
 
-TEST_CASE("GBNF: a count takes no states of its own, and right recursion no stack") {
+TEST_CASE("GBNF: a repetition count takes no additional states, and right recursion no stack") {
     const Program counted = compile(parse_gbnf("root ::= [a-z]{5,100000}"));
     CHECK(counted.nodes.size() < 20);
     Machine machine = machine_of(Source::Kind::Gbnf, "root ::= \"a\" root | \"b\"");
@@ -71,7 +71,7 @@ TEST_CASE("GBNF: tokens by number and by text") {
     CHECK(grammar_error([] { parse_gbnf("root ::= <think>"); }).find("needs a model") != std::string::npos);
 }
 
-TEST_CASE("GBNF: the only byte that can follow is known") {
+TEST_CASE("GBNF: reports the only byte that can follow") {
     Machine machine = machine_of(Source::Kind::Gbnf, "root ::= \"ab\" (\"cd\" | \"ce\") \"f\"?");
     CHECK(machine.forced_byte(machine.start()) == 'a');
     CHECK(machine.forced_byte(machine.advance(machine.start(), "ab")) == 'c');
@@ -79,7 +79,7 @@ TEST_CASE("GBNF: the only byte that can follow is known") {
     CHECK(machine.forced_byte(machine.advance(machine.start(), "abcd")) == -1);
 }
 
-TEST_CASE("GBNF: random texts are accepted and rejected as by a recognizer written apart") {
+TEST_CASE("GBNF: random texts are accepted and rejected as by an independent recognizer") {
     // Written by scripts/check-constrained --record.
     size_t texts = 0;
     for (const json &entry : json::parse(testing::read_file("tests/data/grammar/gbnf_texts.json"))) {

@@ -1,4 +1,4 @@
-// What the tests of grammars share.
+// Shared by the grammar tests.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ inline grammar::Machine machine_of(grammar::Source::Kind kind, std::string text)
     return grammar::Machine(grammar::compile({.kind = kind, .text = std::move(text)}));
 }
 
-// The message of the GrammarError that `make` throws; empty: none.
+// The message of the GrammarError that `make` throws; empty if it throws none.
 template <class Make>
 std::string grammar_error(Make make) {
     try {

@@ -108,7 +108,7 @@ std::string random_text(Random &random) {
 
 }  // namespace
 
-TEST_CASE("machine: random grammars accept what a recognizer without any of its ideas does") {
+TEST_CASE("machine: random grammars accept the texts that an independent recognizer accepts") {
     constexpr uint64_t kSeed = 5;
     size_t accepted = 0, refused = 0;
     for (uint64_t round = 0; round < 400; ++round) {
@@ -160,7 +160,7 @@ TEST_CASE("machine: every state that is reached can be finished") {
     }
 }
 
-TEST_CASE("machine: dropping what it remembers changes nothing") {
+TEST_CASE("machine: dropping its caches changes nothing") {
     Machine machine = testing::machine_of(Source::Kind::Gbnf, "root ::= (\"a\" | [b-f]{2,5} root)* \"x\"");
     const std::string text = "abcaddefxaxx";
     std::vector<StateId> states{machine.start()};

@@ -14,7 +14,7 @@ using testing::Random;
 
 namespace {
 
-// All bytes, an end of generation, texts across borders of JSON tokens, two equal tokens, one without text.
+// All bytes, an end token, texts that cross borders of JSON tokens, two equal tokens, one without text.
 std::vector<std::string> small_vocabulary() {
     std::vector<std::string> texts{"</s>", ""};
     for (int byte = 0; byte < 256; ++byte) texts.push_back(std::string(1, static_cast<char>(byte)));
@@ -100,7 +100,7 @@ void check_against_naive(Masks &masks, StateId state) {
 
 }  // namespace
 
-TEST_CASE("masks: equal those of trying every token, at random states") {
+TEST_CASE("masks: equal the result of trying every token, at random states") {
     const auto index = std::make_shared<TokenIndex>(small_vocabulary(), std::vector<TokenId>{0});
     const Source kSources[] = {
         {.kind = Source::Kind::AnyJson},
@@ -130,7 +130,7 @@ TEST_CASE("masks: equal those of trying every token, at random states") {
                 for (TokenId id = 1; id < index->rows(); ++id)
                     if (has_bit(masks.mask(state), id)) allowed.push_back(id);
                 if (allowed.empty()) break;
-                // Picks a long text as often as a single byte.
+                // Picks long texts as often as single bytes.
                 TokenId next = allowed[random.below(allowed.size())];
                 if (random.below(2))
                     next = allowed[allowed.size() - 1 - random.below(std::min<size_t>(allowed.size(), 8))];
@@ -141,7 +141,7 @@ TEST_CASE("masks: equal those of trying every token, at random states") {
     }
 }
 
-TEST_CASE("masks: the end comes only where the text may end, and nothing behind it") {
+TEST_CASE("masks: an end token is allowed only where the text may end, and nothing after it") {
     const auto index = std::make_shared<TokenIndex>(small_vocabulary(), std::vector<TokenId>{0});
     Masks masks = masks_of({.kind = Source::Kind::Regex, .text = "(ab)+"}, index);
     CHECK(!masks.allows(masks.start(), 0));
@@ -156,7 +156,7 @@ TEST_CASE("masks: the end comes only where the text may end, and nothing behind 
     CHECK(masks.advance(masks.start(), index->rows()) == kDead);
 }
 
-TEST_CASE("masks: a token that a grammar names counts as a token, its text does not") {
+TEST_CASE("masks: a token that a grammar names matches as a token, its text does not") {
     const auto index = std::make_shared<TokenIndex>(small_vocabulary(), std::vector<TokenId>{0});
     TokenId think = 0;
     while (index->text(think) != "<think>") ++think;
@@ -185,7 +185,7 @@ TEST_CASE("masks: without tokens for every byte, no token ends inside a characte
     CHECK_THROWS_AS(none.mask(none.start()), GrammarLimit);
 }
 
-TEST_CASE("masks: valid documents are accepted token by token, whatever the vocabulary and the cuts") {
+TEST_CASE("masks: valid documents are accepted token by token, whatever the vocabulary and the splits") {
     size_t vocabularies = 0, tokens = 0;
     for (const char *name : {"gpt-2", "llama-spm", "qwen2", "tekken", "phi-3"}) {
         const std::string path = std::string("vocab/") + name + ".gguf";
@@ -204,7 +204,7 @@ TEST_CASE("masks: valid documents are accepted token by token, whatever the voca
             Masks masks = masks_of({.kind = Source::Kind::Schema, .text = schema}, index);
             for (const std::string text : entry["accept"]) {
                 CAPTURE(text);
-                // Cut as the tokenizer does, and as it does after a cut at a random place.
+                // Split as the tokenizer does, and as it does after a split at a random place.
                 const size_t cut = random.below(text.size() + 1);
                 for (const std::string &first : {text, text.substr(0, cut)}) {
                     const text::EncodeOptions how{.add_special = false, .continues = true};

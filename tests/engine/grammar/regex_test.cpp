@@ -77,7 +77,7 @@ TEST_CASE("regex: a search finds a match anywhere, between its anchors") {
     }
 }
 
-TEST_CASE("regex: what is not supported or wrong is said, with its place") {
+TEST_CASE("regex: unsupported or wrong syntax is refused with its place") {
     const std::pair<std::string, const char *> kCases[] = {
         {"a(?=b)", "look-around"},
         {"(?<!a)b", "look-around"},

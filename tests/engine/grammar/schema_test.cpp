@@ -17,7 +17,7 @@ Machine machine_for(const std::string &schema, SchemaOptions options = {}) {
     return Machine(compile(schema_grammar(std::string_view(schema), options)));
 }
 
-// Writes a random text byte by byte: it must always be possible to end it or to go on.
+// Generates a random text byte by byte: it must always be possible to continue or to end.
 void check_no_dead_end(Machine &machine, testing::Random &random) {
     StateId state = machine.start();
     std::string text;
@@ -51,7 +51,7 @@ TEST_CASE("JSON Schema: the recorded schemas accept and reject what an independe
     CHECK(schemas >= 300);
 }
 
-TEST_CASE("JSON Schema: what is not supported is refused by name, with its place") {
+TEST_CASE("JSON Schema: unsupported keywords are refused by name, with their place") {
     const auto message = [](const std::string &schema) {
         return grammar_error([&] { schema_grammar(std::string_view(schema)); });
     };
@@ -64,9 +64,9 @@ TEST_CASE("JSON Schema: what is not supported is refused by name, with its place
         {R"({"unevaluatedItems": false})", "the keyword unevaluatedItems is not supported"},
         {R"({"oneOf": [{"type": "integer"}, {"minimum": 2}]})", "the keyword oneOf is supported only"},
         {R"({"type": "strin"})", "there is no type strin"},
-        {R"({"$ref": "#/nowhere"})", "leads nowhere"},
-        {R"({"$ref": "https://example.org/x"})", "leads out of the schema"},
-        {R"({"$ref": "#"})", "leads back to itself"},
+        {R"({"$ref": "#/nowhere"})", "points to nothing"},
+        {R"({"$ref": "https://example.org/x"})", "points outside the schema"},
+        {R"({"$ref": "#"})", "refers to itself"},
         {R"({"allOf": [{"$ref": "#"}]})", "refers to itself"},
         {R"#({"type": "string", "pattern": "a(?=b)"})#", "look-around is not supported"},
         {R"({"type": "string", "pattern": "(a)\\1"})", "a back-reference is not supported"},
@@ -129,7 +129,7 @@ TEST_CASE("JSON Schema: an object without properties has none, and the name \"\"
     CHECK(!matches(all, R"({"b":null})"));
 }
 
-TEST_CASE("JSON Schema: formats have the limits of their readers") {
+TEST_CASE("JSON Schema: formats have the limits of common parsers") {
     Machine date = machine_for(R"({"type":"string","format":"date"})");
     CHECK(!matches(date, "\"0000-01-01\""));
     CHECK(!matches(date, "\"0000-02-29\""));
@@ -172,7 +172,7 @@ TEST_CASE("JSON Schema: whitespace is bounded, absent or free") {
     }
 }
 
-TEST_CASE("JSON Schema: strings are told by their characters, in every spelling") {
+TEST_CASE("JSON Schema: strings are compared by their characters, in every spelling") {
     Machine machine = machine_for(R"({"type":"string","pattern":"^[aé😀/\n]{3}$"})");
     for (const char *text : {"\"aé😀\"", "\"\\u0061\\u00E9\\ud83d\\uDE00\"", "\"a/\\/\"", "\"\\n\\na\""})
         CHECK_MESSAGE(matches(machine, text), text);
@@ -181,7 +181,7 @@ TEST_CASE("JSON Schema: strings are told by their characters, in every spelling"
         CHECK_MESSAGE(!matches(machine, text), text);
 }
 
-TEST_CASE("JSON Schema: additional names are those that are not declared, however they are spelled") {
+TEST_CASE("JSON Schema: names that are not declared are additional, however they are spelled") {
     Machine machine = machine_for(
         R"({"type":"object","properties":{"name":{"type":"integer"}},"additionalProperties":{"type":"null"}})");
     for (const char *text :
@@ -202,7 +202,7 @@ TEST_CASE("JSON Schema: large bounds take few states") {
     CHECK(!matches(machine, text + "]"));
 }
 
-TEST_CASE("JSON Schema: hostile schemas end, with an error or with a grammar") {
+TEST_CASE("JSON Schema: hostile schemas end in an error or a grammar") {
     std::string deep, names = R"({"type":"object","properties":{)", choices = R"({"enum":[)";
     for (int i = 0; i < 5000; ++i) deep += R"({"items":)";
     for (int i = 0; i < 2000; ++i) names += (i ? "," : "") + ("\"key" + std::to_string(i) + "\":{}");
@@ -219,7 +219,7 @@ TEST_CASE("JSON Schema: hostile schemas end, with an error or with a grammar") {
         combined += (i ? "," : "") + std::string(R"({"anyOf":[{"minimum":1},{"maximum":2}]})");
     CHECK(grammar_error([&] { machine_for(combined + "]}"); }).find("too many combinations") !=
           std::string::npos);
-    // Few states, each of which stands for many places of the pattern.
+    // Few states, each of which stands for many positions in the pattern.
     const char *slow = R"({"type":"string","maxLength":100,"pattern":"(.*(a?b?c?d?){0,200}){0,5}a.{13}$"})";
     CHECK(grammar_error([&] { machine_for(slow); }).find("takes too long") != std::string::npos);
 }

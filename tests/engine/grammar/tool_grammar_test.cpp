@@ -69,7 +69,7 @@ Machine machine_of(const ToolFormat &format, const ToolUse &tools, const ToolGra
 
 }  // namespace
 
-TEST_CASE("tool grammar: every text is a call, or several, that the schemas allow") {
+TEST_CASE("tool grammar: every text is one or several calls that the schemas allow") {
     const ToolUse tools = some_tools();
     for (const ToolFormat &format : text::tool_formats()) {
         CAPTURE(format.name);
@@ -93,7 +93,7 @@ TEST_CASE("tool grammar: every text is a call, or several, that the schemas allo
     }
 }
 
-TEST_CASE("tool grammar: one certain tool, one call, a mark that is written already") {
+TEST_CASE("tool grammar: one required tool, one call, a mark that the prompt already contains") {
     ToolUse tools = some_tools();
     tools.choose("now");
     tools.parallel = false;
@@ -115,7 +115,7 @@ TEST_CASE("tool grammar: one certain tool, one call, a mark that is written alre
     }
 }
 
-TEST_CASE("tool grammar: a schema that cannot be used takes any object, and the others stay as they are") {
+TEST_CASE("tool grammar: an unusable schema allows any object, and the other tools keep their schemas") {
     ToolUse tools = some_tools();
     tools.tools[2].parameters = text::parse_json(R"({"type": "object", "properties": {"a": {"if": {}}}})");
     std::vector<std::string> notes;
@@ -142,7 +142,7 @@ TEST_CASE("tool grammar: a schema that cannot be used takes any object, and the 
     CHECK(accepts(call("now", "{}") + "\n" + call("say", "{\"text\": \"</tool_call>\"}")));
 }
 
-TEST_CASE("tool grammar: definitions that a schema refers to are those of its tool") {
+TEST_CASE("tool grammar: references in a schema lead to the definitions of its own tool") {
     const ToolUse tools = text::read_tools(text::parse_json(R"([{"name": "f", "parameters": {
         "$defs": {"n": {"enum": [1, 2]}}, "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}},
         "required": ["a"]}}])"));
@@ -186,7 +186,7 @@ std::vector<Json> forced(const ToolFormat &format, const ToolUse &tools,
 
 }  // namespace
 
-TEST_CASE("tool grammar: a parameter that may be a string comes back as the schema allows it") {
+TEST_CASE("tool grammar: a parameter that may be a string is parsed as its schema allows") {
     const ToolUse tools = one_tool(R"({"type": "object", "properties": {
         "unit": {"enum": ["C", "F"]}, "mixed": {"enum": ["C", 1, null]}, "name": {"type": ["string", "null"]},
         "day": {"type": "string", "enum": ["Mo", "Tu"]}}, "required": ["unit", "mixed", "name", "day"]})");
@@ -257,7 +257,7 @@ TEST_CASE("tool grammar: a property that the format cannot write is noted") {
     }
 }
 
-TEST_CASE("tool grammar: a part of a schema that cannot be used frees that argument alone") {
+TEST_CASE("tool grammar: an unusable part of a schema leaves only that argument unconstrained") {
     const ToolUse tools = one_tool(R"({"type": "object", "properties": {"a": {"if": {}},
         "n": {"type": "integer"}}, "required": ["n"]})");
     std::vector<std::string> notes;
@@ -267,7 +267,7 @@ TEST_CASE("tool grammar: a part of a schema that cannot be used frees that argum
     CHECK(notes[0].find("the argument a of f is any value, because its schema cannot be used: ") == 0);
 }
 
-TEST_CASE("tool grammar: bounds on items beyond 32 bits are as good as none") {
+TEST_CASE("tool grammar: bounds on items beyond 32 bits have no effect") {
     const ToolUse tools = one_tool(R"({"type": "object", "properties": {"n": {"type": "array",
         "items": {"type": "integer"}, "minItems": 1, "maxItems": 4294967296}}, "required": ["n"]})");
     for (const Json &arguments : forced(*text::find_tool_format("Gemma 4"), tools))

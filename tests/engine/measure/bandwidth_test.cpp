@@ -16,7 +16,7 @@ double seconds(auto &&work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-TEST_CASE("bandwidth: what the meter reports is what it read in the time it took") {
+TEST_CASE("bandwidth: the meter reports the bytes that it read per time") {
     for (const int threads : {1, 2, 3})
         for (const int passes : {1, 5}) {
             CAPTURE(threads);
@@ -38,13 +38,13 @@ TEST_CASE("bandwidth: what the meter reports is what it read in the time it took
         }
 }
 
-TEST_CASE("bandwidth: every pass is read") {
+TEST_CASE("bandwidth: every pass reads all the memory") {
     BandwidthMeter meter(1, size_t{16} << 20);
     const double once = testing::least_seconds([&] { meter.read(1); });
     CHECK(testing::least_seconds([&] { meter.read(16); }) > 4 * once);
 }
 
-TEST_CASE("bandwidth: the probe is as large as the work, within limits") {
+TEST_CASE("bandwidth: the probe is as large as the working set, within limits") {
     constexpr size_t kMiB = size_t{1} << 20, kPlenty = size_t{64} << 30;
     CHECK(probe_bytes(600 * kMiB, kPlenty) == 600 * kMiB);
     CHECK(probe_bytes(40'000 * kMiB, kPlenty) == kMostProbe);

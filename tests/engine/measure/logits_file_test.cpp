@@ -52,7 +52,7 @@ void write_base(const std::filesystem::path &path, uint32_t seed,
 
 }  // namespace
 
-TEST_CASE("logits file: rows survive, to the precision of the codes") {
+TEST_CASE("logits file: rows are read back to the precision of the codes") {
     const TemporaryDirectory directory;
     std::vector<std::vector<float>> rows;
     write_base(directory / "base", 1, &rows);
@@ -125,7 +125,7 @@ TEST_CASE("logits file: without commit, or on a full disk, nothing stays behind"
     CHECK_THROWS_AS(full.commit(), runnel::gguf::WriteError);
 }
 
-TEST_CASE("perplexity: as defined, for any batch size, and no divergence from itself") {
+TEST_CASE("perplexity: equals its definition for any batch size; the divergence from itself is 0") {
     const TemporaryDirectory directory;
     const int32_t context = 12;
     std::mt19937 rng(3);

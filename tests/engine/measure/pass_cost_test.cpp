@@ -1,4 +1,4 @@
-// Bytes and operations of a pass, against sums written out by hand and the definition of each window.
+// Bytes and operations of a pass, compared with sums computed by hand and with the definition of each window.
 #include "engine/measure/pass_cost.h"
 
 #include <doctest/doctest.h>
@@ -22,7 +22,7 @@ Attention attention_with(int32_t window, Attention::Window kind, int32_t sinks) 
     return attention;
 }
 
-// program.h, word by word.
+// The definition in program.h.
 bool sees(const Attention &a, int64_t p, int64_t cell) {
     if (cell > p) return false;
     if (a.window == 0 || cell < a.sink_cells) return true;
@@ -30,7 +30,7 @@ bool sees(const Attention &a, int64_t p, int64_t cell) {
     return p - cell < a.window;
 }
 
-TEST_CASE("pass cost: the cells in sight are those that a token of the pass attends to") {
+TEST_CASE("pass cost: counts the cells that at least one token of the pass attends to") {
     const unsigned seed = 11;
     CAPTURE(seed);
     std::mt19937 random(seed);
@@ -58,7 +58,7 @@ TEST_CASE("pass cost: the cells in sight are those that a token of the pass atte
     }
 }
 
-TEST_CASE("pass cost: a small model by hand") {
+TEST_CASE("pass cost: a small model, computed by hand") {
     // Two layers of width 64: q 64 x 64, k and v 32 x 64, output 64 x 64, gate, up and down 96 x 64, and the
     // output matrix 50 x 64; all F32.
     const tests::TinyProgram tiny({}, 3);
@@ -75,7 +75,7 @@ TEST_CASE("pass cost: a small model by hand") {
     CHECK(one.bytes() == one.weights + one.cache_read + one.cache_written);
     CHECK(one.intensity() == doctest::Approx(one.operations() / one.bytes()));
 
-    // The issue's example: a text of 10 tokens has 10 * 11 / 2 = 55 causal scores per head and layer.
+    // A text of 10 tokens has 10 * 11 / 2 = 55 causal scores per head and layer.
     const PassCost prompt = pass_cost(program, 0, 10, {}, 1);
     CHECK(prompt.scores == 2 * 4 * 55);
     CHECK(prompt.matrix_operations == 2 * (10 * 2 * layer + output));
@@ -87,7 +87,9 @@ TEST_CASE("pass cost: a small model by hand") {
     CHECK(pass_cost(wide.program(), 7, 1, types).cache_read == 8 * 2 * (34 + 64) * 2);
 }
 
-TEST_CASE("pass cost: decoding is the mean of its passes, and weights agree with the program's own count") {
+TEST_CASE(
+    "pass cost: the cost of decoding is the mean over its passes, and weights agree with the program's own "
+    "count") {
     for (const char *arch : {"llama", "gemma3", "qwen3moe", "deepseek2", "mamba2"}) {
         CAPTURE(arch);
         testing::ModelShape shape;
@@ -112,7 +114,7 @@ TEST_CASE("pass cost: decoding is the mean of its passes, and weights agree with
     }
 }
 
-TEST_CASE("pass cost: behind a window, a token moves the same however deep it is") {
+TEST_CASE("pass cost: with a window, the bytes of a token do not depend on the depth") {
     const tests::TinyProgram tiny({}, 3);
     kernels::Program program = tiny.program();
     const double full = pass_cost(program, 8192, 1).cache_read;

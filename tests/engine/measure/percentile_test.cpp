@@ -1,4 +1,4 @@
-// Percentiles and fits, against their definitions.
+// Percentiles and fits, compared with their definitions.
 #include "engine/measure/percentile.h"
 
 #include <doctest/doctest.h>
@@ -11,7 +11,7 @@
 namespace runnel::measure {
 namespace {
 
-TEST_CASE("percentile: by nearest rank, as counted") {
+TEST_CASE("percentile: equals nearest rank by counting") {
     CHECK(percentile({7}, 50) == 7);
     CHECK(percentile({4, 1, 3, 2}, 50) == 2);
     CHECK(percentile({4, 1, 3, 2}, 75) == 3);
@@ -33,7 +33,7 @@ TEST_CASE("percentile: by nearest rank, as counted") {
     }
 }
 
-TEST_CASE("naive: exponents and crossing of times that follow a formula") {
+TEST_CASE("naive: the exponent and the crossing of times computed by a formula") {
     std::vector<double> x, y;
     for (int i = 1; i < 50; ++i) x.push_back(i), y.push_back(3 * std::pow(i, 1.75));
     CHECK(growth_exponent(x, y) == doctest::Approx(1.75));

@@ -1,4 +1,4 @@
-// The memory planner, against figures that are known of models, and against models as they are.
+// The memory planner, compared with published figures of models, and with model files.
 #include "engine/measure/planner.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +24,7 @@ TEST_CASE("planner: published sizes of models, from their shapes") {
     const Parameters parameters = parameters_of(large);
     CHECK(parameters.all() / 1e9 == doctest::Approx(70.55).epsilon(0.001));
     CHECK(weight_bytes(large, Type::F16) / 1e9 == doctest::Approx(141.1).epsilon(0.001));
-    // 8 bits and a scale of 16 for 32 weights; 4 bits with the same scale.
+    // Q8_0: 8 bits, and a 16-bit scale for 32 weights. Q4_0: 4 bits and the same scale.
     CHECK(weight_bytes(large, Type::Q8_0) == doctest::Approx(parameters.all() * 34 / 32));
     CHECK(weight_bytes(large, Type::Q4_0) == doctest::Approx(parameters.all() * 18 / 32));
     CHECK(cell_bytes(large, {}) == 2 * 80 * 8 * 128 * 2);
@@ -38,7 +38,7 @@ TEST_CASE("planner: published sizes of models, from their shapes") {
     CHECK(parameters_of(small).all() / 1e9 == doctest::Approx(6.738).epsilon(0.001));
     CHECK(cell_bytes(small, {}) == 524288);
     CHECK(2000.0 * static_cast<double>(cell_bytes(small, {})) / 1e9 == doctest::Approx(1.05).epsilon(0.01));
-    // Attention has 4 of the 4 + 3 * 2.6875 squares of a layer.
+    // Attention has 4 of the 4 + 3 * 2.6875 square matrices of a layer.
     const Parameters parts = parameters_of(small);
     CHECK(parts.attention / (parts.attention + parts.feed_forward) == doctest::Approx(4 / (4 + 3 * 2.6875)));
 
@@ -49,7 +49,7 @@ TEST_CASE("planner: published sizes of models, from their shapes") {
     CHECK(cell_formula(latent, {}) == "61 layers x 1 head x 576 values x 2 bytes");
 }
 
-TEST_CASE("planner: windows stop growing, and what fits is counted with the cache that a run takes") {
+TEST_CASE("planner: windows stop growing, and the number of sequences that fit agrees with a run's cache") {
     const BareShape shape = parse_shape(
         "layers=6,width=512,heads=8,kv-heads=2,ff=1024,vocab=1000,window=256,"
         "window-layers=4,tied=1");
@@ -96,7 +96,7 @@ TEST_CASE("planner: a model's parameters and weights are those of its tensors") 
     }
 }
 
-TEST_CASE("planner: shapes that make no sense are refused") {
+TEST_CASE("planner: invalid shapes are refused") {
     for (const char *text :
          {"", "layers", "layers=", "layers=1,width=8", "layers=x,width=8,heads=1,ff=1,vocab=1",
           "layers=2,width=64,heads=3,ff=1,vocab=1", "layers=2,width=64,heads=4,kv-heads=3,ff=1,vocab=1",

@@ -39,7 +39,7 @@ TEST_CASE("synthetic draft: the acceptance rate is as given, and errors do not d
     }
 }
 
-TEST_CASE("synthetic draft: empty for another text and past the end") {
+TEST_CASE("synthetic draft: drafts nothing for a different text and past the end") {
     Sampler sampler({}, 10);
     SyntheticDraft source({1, 2, 3, 4}, 1, 0, 10);
     using Text = std::vector<TokenId>;

@@ -33,7 +33,7 @@ ModelShape family_shape(const std::string &name) {
 
 }  // namespace
 
-// Expected: the models' own code (transformers and the vendors' reference implementations).
+// Expected values: the models' own code (transformers and the vendors' reference implementations).
 TEST_CASE("experts: each family chooses and weights them as published") {
     using Score = Routing::Score;
     struct Expected {
@@ -67,7 +67,8 @@ TEST_CASE("experts: each family chooses and weights them as published") {
     }
 }
 
-TEST_CASE("experts: one token reads the used ones, all else once, and one row of the embeddings") {
+TEST_CASE(
+    "experts: one token reads its chosen experts, all other weights once, and one row of the embeddings") {
     for (const FamilyFiles &family : family_files()) {
         if (!family.experts || (family.latent && family.latent->joint)) continue;
         CAPTURE(family.name);
@@ -91,7 +92,7 @@ TEST_CASE("experts: one token reads the used ones, all else once, and one row of
     }
 }
 
-TEST_CASE("experts: a shared expert with a gate is a mixture of one") {
+TEST_CASE("experts: a shared expert with a gate becomes a mixture of one expert") {
     const TemporaryModel file(family_shape("qwen2moe"));
     const Program program = model::build(file.file).program;
     const std::vector<Experts> steps = steps_of<Experts>(program);
@@ -121,7 +122,7 @@ TEST_CASE("experts: groups that do not fit the experts are refused by key") {
     CHECK(error(4, 0).find("deepseek2.expert_group_used_count: is not between") != std::string::npos);
 }
 
-// Both forms of a file have the same heads, so attention reads cells of the same shape.
+// Both file forms lead to the same heads, so attention reads cells of the same shape.
 TEST_CASE("latent attention: one narrow head is cached, for both forms of files") {
     for (const char *family : {"deepseek2", "deepseek2-joint", "deepseek2-lite"}) {
         CAPTURE(family);

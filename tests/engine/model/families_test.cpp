@@ -1,5 +1,5 @@
-// Every family: its files load, and their results are right: the CPU agrees with the double-precision
-// reference, and the logits with those that llama.cpp computed for the same file.
+// Every family: its files load, the CPU agrees with the double-precision reference, and the logits agree with
+// those that llama.cpp computed for the same file.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -78,7 +78,7 @@ ModelShape as_recorded(const std::string &arch) {
 
 }  // namespace
 
-TEST_CASE("families: what the CPU computes agrees with double precision") {
+TEST_CASE("families: the CPU's results agree with double precision") {
     std::vector<int32_t> tokens;
     for (int32_t i = 0; i < 70; ++i) tokens.push_back((i * 37 + i * i) % 260);
     for (const FamilyFiles &family : family_files()) {
@@ -116,7 +116,7 @@ TEST_CASE("families: logits agree with those of peers for the same file") {
     }
 }
 
-TEST_CASE("families: every architecture that is supported is made and tested here") {
+TEST_CASE("families: every supported architecture is tested here") {
     for (const std::string_view architecture : model::supported_architectures()) {
         CAPTURE(architecture);
         CHECK(std::any_of(family_files().begin(), family_files().end(),

@@ -25,7 +25,7 @@ std::vector<float> logits_of(const kernels::Program &program) {
     return {session.logits().begin(), session.logits().end()};
 }
 
-// Writes the file without layer `layers` and the later ones.
+// Writes the file without layer `layers` and all later ones.
 void write_first_layers(const gguf::File &file, const std::string &arch, int32_t layers,
                         const std::filesystem::path &out) {
     gguf::Writer writer;

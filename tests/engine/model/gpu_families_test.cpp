@@ -30,7 +30,7 @@ using testing::TemporaryModel;
 namespace {
 
 constexpr int32_t kTokens = 20, kPrompt = 18;
-// Every fifth family under the sanitizers: all kernels have tests of their own there.
+// Under the sanitizers, only every fifth family: all kernels have tests of their own there.
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t kEvery = 5;
 #else
@@ -69,7 +69,7 @@ class OneSequence {
                 .v = v,
                 .states = recurrent_ ? 2 : 0};
     }
-    // Its next tokens.
+    // The span of the sequence's next `count` tokens.
     SequenceSpan next(int32_t count) {
         SequenceSpan span{0, count, past_,
                           std::vector<std::span<const BlockId>>(static_cast<size_t>(groups_), kTable)};
@@ -221,7 +221,7 @@ TEST_CASE("gpu families: recurrent layers give the same bits whatever the chunks
     gpu->load(model.program, texts.cache(), texts.max_tokens());
     const auto expected = texts.run(*gpu, nullptr);
     tests::check_same(texts.run(*gpu, &random), expected);
-    // The second layer on another GPU.
+    // The second layer runs on another GPU.
     std::vector<std::unique_ptr<Backend>> two;
     for (int i = 0; i < 2; ++i) two.push_back(cuda::make_cuda_backend(0));
     const auto split = make_split_backend(std::move(two), [](const Program &program) {
@@ -254,7 +254,7 @@ TEST_CASE("gpu families: every format gives the same text on the GPU and the CPU
     CHECK(ties <= 2);
 }
 
-TEST_CASE("gpu families: latent attention and wide heads as on the CPU") {
+TEST_CASE("gpu families: latent attention and wide heads agree with the CPU") {
     using enum CacheType;
     struct Case {
         std::string arch;

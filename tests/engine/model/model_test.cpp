@@ -44,7 +44,7 @@ TEST_CASE("model: an edited copy that changes nothing builds") {
     CHECK(EditedModel(tied).error().empty());
 }
 
-TEST_CASE("model: sizes that make no sense are refused by key") {
+TEST_CASE("model: impossible sizes are refused by key") {
     for (const char *key : {"context_length", "embedding_length", "block_count", "feed_forward_length",
                             "attention.head_count", "attention.head_count_kv"}) {
         const std::string full = std::string("llama.") + key;
@@ -159,8 +159,9 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
     ModelShape experts;
     experts.arch = "qwen3moe";
-    check_refused(EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
-                  "blk.0.ffn_up_exps.scale: a factor must be a single number, and not for experts");
+    check_refused(
+        EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
+        "blk.0.ffn_up_exps.scale: a factor must be a single number, and is not supported for experts");
 }
 
 TEST_CASE("model: an unsupported architecture is refused with its kind and the missing feature") {
@@ -198,7 +199,7 @@ TEST_CASE("model: a key that changes the computation is refused if the family do
     CHECK(edited("llama.rope.freq_base_swa", 10000.0f).error() == "");
 }
 
-TEST_CASE("model: an unknown key gives a note, a key without an effect on text gives none") {
+TEST_CASE("model: an unknown key gives a note, one that does not affect text gives none") {
     const auto notes = [](const char *key, auto value) {
         const EditedModel model = EditedModel().set(key, value);
         const gguf::File file = gguf::File::open(model.write());
@@ -233,7 +234,7 @@ TEST_CASE("model: baichuan with 40 layers is refused, because it needs ALiBi") {
     check_refused(EditedModel(shape), "baichuan.block_count: 40");
 }
 
-TEST_CASE("model: hunyuan_vl multiplies the base of RoPE by a power of alpha") {
+TEST_CASE("model: hunyuan_vl multiplies RoPE's base by a power of alpha") {
     ModelShape shape;
     shape.arch = "hunyuan_vl";
     const auto frequencies = [&](float alpha) {
@@ -269,7 +270,7 @@ TEST_CASE("model: apertus needs xIELU's four numbers, one for all layers or one 
         }
 }
 
-TEST_CASE("model: smallthinker has windows of 4096 and full layers without RoPE, or neither") {
+TEST_CASE("model: smallthinker has either windows of 4096 and full layers without RoPE, or neither") {
     ModelShape shape;
     shape.arch = "smallthinker", shape.layers = 5, shape.context = 8192;
     const auto attention = [](const EditedModel &model) {
@@ -300,7 +301,7 @@ TEST_CASE("model: bailingmoe without key_length has heads of rope.dimension_coun
         if (const auto *a = std::get_if<kernels::Attention>(&step)) CHECK(a->head_dim_k == 32);
 }
 
-TEST_CASE("model: sparse attention is supported up to its number of chosen keys") {
+TEST_CASE("model: sparse attention is supported as long as it chooses all keys") {
     ModelShape shape;
     shape.arch = "glm-dsa";
     EditedModel model(shape);

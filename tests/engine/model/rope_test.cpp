@@ -61,7 +61,7 @@ TEST_CASE("rope: YaRN keeps fast pairs, slows the others and scales the magnitud
               {63, 3.10234440188e-07}});
 }
 
-TEST_CASE("rope: the magnitude is 1 when the log multiplier is, and the attention factor multiplies it") {
+TEST_CASE("rope: the magnitude is 1 if the log multiplier is 1; the attention factor multiplies it") {
     RopeScaling scaling{
         .kind = RopeScaling::Kind::Yarn, .factor = 8, .original_context = 4096, .log_multiplier = 1};
     CHECK(make_rope(RopeTable::Pairs::Adjacent, 64, 10000, scaling, {}).magnitude == 1.0f);

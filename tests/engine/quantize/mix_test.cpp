@@ -76,7 +76,7 @@ TEST_CASE("mix: Q4_K_M of a Llama 3 8B") {
     }
 }
 
-TEST_CASE("mix: layers with more bits, where their number is not a multiple of eight") {
+TEST_CASE("mix: which layers get more bits if the layer count is not a multiple of eight") {
     Llama llama{.layers = 26, .tied = true};
     llama.make();
     const Types types = types_of("Q5_K_M", llama, {"gemma2", 26, 8, 4, 0});
@@ -110,7 +110,7 @@ TEST_CASE("mix: rules by sharing of heads, experts, importance and architecture"
     CHECK(types_of("Q4_0", llama, own).at("output.weight") == Type::Q6_K);
 }
 
-TEST_CASE("mix: wishes come before the mix, shapes after it") {
+TEST_CASE("mix: the user's types override the mix, and shapes override both") {
     Llama llama{.layers = 2, .width = 96};
     llama.make();
     const ModelShape model{"llama", 2, 8, 8, 0};

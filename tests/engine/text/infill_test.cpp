@@ -8,7 +8,7 @@ using namespace runnel;
 using namespace runnel::testing;
 using text::InfillTokens;
 
-TEST_CASE("infill: the tokens come from the metadata, or are known control tokens; all three are needed") {
+TEST_CASE("infill: the three tokens come from the metadata or are known control tokens; all are needed") {
     const auto known = byte_pair_file({"a b"}, {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}).load();
     const auto tokens = InfillTokens::of(known.file, known.tokenizer);
     REQUIRE(tokens);
@@ -31,7 +31,7 @@ TEST_CASE("infill: the tokens come from the metadata, or are known control token
     CHECK(!InfillTokens::of(none.file, none.tokenizer));
 }
 
-TEST_CASE("infill: prefix and suffix stand as text between the tokens") {
+TEST_CASE("infill: prefix and suffix are plain text between the tokens") {
     const auto model = byte_pair_file({"a b"}, {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}).load();
     const auto tokens = InfillTokens::of(model.file, model.tokenizer);
     REQUIRE(tokens);

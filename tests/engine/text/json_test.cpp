@@ -15,7 +15,7 @@ using text::parse_json;
 
 namespace {
 
-// Kind and message of the failure; fails the test if there is none.
+// Kind and message of the failure; the test fails if there is none.
 std::pair<JsonError::Kind, std::string> failure(std::string_view text, const text::JsonLimits &limits = {},
                                                 const std::atomic<bool> *stop = nullptr) {
     try {

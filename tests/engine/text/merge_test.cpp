@@ -31,7 +31,7 @@ struct Table {
 };
 
 // Merges combine existing pieces, as in training. `shuffled` gives them random ranks, so that a merge can
-// become possible after its rank has passed. Few distinct ranks, for many ties.
+// become possible after its rank has passed. Few distinct ranks cause many ties.
 Table random_table(std::mt19937 &random, size_t merges, size_t letters, bool shuffled) {
     Table table;
     std::vector<std::string> pieces;

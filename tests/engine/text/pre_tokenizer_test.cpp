@@ -1,4 +1,4 @@
-// The words and tokens of the models' own tokenizers, as recorded from Hugging Face's `tokenizers`
+// The words and tokens that the models' own tokenizers produce, as recorded from Hugging Face's `tokenizers`
 // (scripts/record-tokenizers), and normalization.
 #include "engine/text/pre_tokenizer.h"
 
@@ -25,7 +25,7 @@ json recorded() {
     return json::parse(testing::read_file("tests/data/pre_tokenizers.json"));
 }
 
-// "3x5 1": five words of three bytes, one of one.
+// "3x5 1": five words of three bytes, then one of one byte.
 std::vector<uint32_t> ends_of(const std::string &runs) {
     std::vector<uint32_t> ends;
     std::istringstream stream(runs);
@@ -57,7 +57,7 @@ constexpr text::EncodeOptions kPlain{.add_special = false};
 
 }  // namespace
 
-TEST_CASE("every pre-tokenizer cuts words as its definition does") {
+TEST_CASE("every pre-tokenizer splits words by its definition") {
     const json data = recorded();
     for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds()) {
         const std::string name = recorded_name(data, kind);
@@ -95,7 +95,7 @@ TEST_CASE("text becomes the tokens that `tokenizers` makes") {
     CHECK(compared == 4 * data["texts"].size());
 }
 
-TEST_CASE("llama.cpp's rules can be asked for") {
+TEST_CASE("llama.cpp's rules can be selected") {
     const auto words = [](const char *name, const std::string &sample, text::Conventions conventions) {
         return text::PreTokenizer(*text::find_pre_tokenizer(name), conventions).split(sample).size();
     };
@@ -154,7 +154,7 @@ TEST_CASE("characters classified as inert are inert") {
         if (!text::is_surely_nfc(one)) continue;
         ++inert;
         CAPTURE(c);
-        // It stays unchanged after any character; those with the most compositions represent all.
+        // It stays unchanged after any character; the characters with the most compositions represent all.
         REQUIRE(utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class == 0);
         for (const char *const before : {"", "e", "\u1100", "\uAC00", "\u0915", "\u3046", "\u09C7"}) {
             const std::string whole = before + one;

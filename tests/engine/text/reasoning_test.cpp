@@ -86,14 +86,14 @@ TEST_CASE("reasoning: a tool call ends it, and is part of the answer") {
         CHECK(split(think, "Hm.</think><tool_call>{}", true, random) == Split{"Hm.", "<tool_call>{}"});
         const std::string thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
         CHECK(split(harmony, thought + call, false, random) == Split{"Hm.", call});
-        // The recipient may stand in front of the channel.
+        // The recipient may come before the channel.
         const std::string other = " to=functions.f<|channel|>commentary json<|message|>{\"x\": 1}";
         CHECK(split(harmony, thought + other, false, random) == Split{"Hm.", call});
         CHECK(split(harmony, other, false, random) == Split{"", call});
     }
 }
 
-TEST_CASE("reasoning: held-back text is read once, not once for each piece") {
+TEST_CASE("reasoning: held-back text is searched once, not for each piece") {
     // With 1.2 MB held back in 300,000 pieces, a search from its beginning for each piece takes hours.
     const auto pushed = [](const ReasoningStyle &style, const std::string &first, const std::string &piece,
                            const std::string &last) {
@@ -117,7 +117,7 @@ TEST_CASE("reasoning: held-back text is read once, not once for each piece") {
     CHECK(pushed(kHarmony, "<|channel|>analysis", lines, "<|message|>Hm.") == Split{"Hm.", ""});
 }
 
-TEST_CASE("reasoning: whether the prompt already begins it") {
+TEST_CASE("reasoning: detects whether the prompt already begins it") {
     CHECK(kThink.begins_inside("...<|im_start|>assistant\n<think>\n"));
     CHECK_FALSE(kThink.begins_inside("...<|im_start|>assistant\n<think>\n\n</think>\n\n"));
     CHECK_FALSE(kThink.begins_inside("<|im_start|>assistant\n"));

@@ -1,4 +1,4 @@
-// Small models trained by SentencePiece, and its encodings of texts (scripts/record-tokenizers).
+// Small models trained by SentencePiece, and SentencePiece's encodings of texts (scripts/record-tokenizers).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ TEST_CASE("SentencePiece models give SentencePiece's tokens") {
     }
 }
 
-TEST_CASE("charsmap: a value of another form is refused, a damaged one never reaches outside") {
+TEST_CASE("charsmap: a value of another form is refused; a damaged one never causes reads out of bounds") {
     const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
     const json &model = data["models"]["replaced"];
     const std::string whole = from_hex(model["charsmap"]), key = "tokenizer.ggml.precompiled_charsmap";
@@ -64,7 +64,7 @@ TEST_CASE("charsmap: a value of another form is refused, a damaged one never rea
     CHECK(file.bytes(key, whole.substr(0, 400)).error().starts_with(no_trie));
     CHECK(file.bytes(key, std::string("\xff\xff\xff\xff", 4) + whole.substr(4)).error().starts_with(no_trie));
     CHECK(file.bytes(key, whole.substr(0, whole.size() - 1)).error() ==
-          key + ": its replacements do not end in a zero");
+          key + ": its replacements do not end with a zero byte");
     CHECK(file.boolean(key, true).error() == key + ": is not an array");
     CHECK(file.ints(key, {1, 256}).error() == key + ": is not an array of bytes");
     testing::Random random(20261121);
@@ -128,7 +128,7 @@ TEST_CASE("gemma4: ends of turns, struck-out text, suppressed tokens") {
               .starts_with("tokenizer.ggml.suppress_tokens"));
 }
 
-TEST_CASE("a blank mark in the text is a blank, in user-defined tokens too") {
+TEST_CASE("a blank mark in the text becomes a blank, also in user-defined tokens") {
     auto file = testing::sentencepiece_file({"▁", "a", "▁▁", "▁a"});
     std::vector<int32_t> types(testing::kFirstPiece + 4, 1);
     for (int i = 0; i < testing::kFirstPiece; ++i) types[static_cast<size_t>(i)] = i == 0 ? 2 : i < 3 ? 3 : 6;
@@ -147,7 +147,7 @@ TEST_CASE("a blank mark in the text is a blank, in user-defined tokens too") {
           std::vector<TokenId>{testing::kFirstPiece + 1, testing::kFirstPiece + 2, 2});
 }
 
-TEST_CASE("gemma4: SentencePiece's pieces, merged by a list") {
+TEST_CASE("gemma4: SentencePiece's pieces, merged by a merge list") {
     auto file = testing::sentencepiece_file({"▁", "a", "b", "c", "ab", "bc", "abc", "▁a"});
     file.string("tokenizer.ggml.model", "gemma4").without("tokenizer.ggml.scores");
     file.strings("tokenizer.ggml.merges", {"b c", "a bc", "▁ a", "a b"});

@@ -90,7 +90,7 @@ TEST_CASE("tokenizer metadata of the wrong type") {
     check_refused(spm().number(kPrefix + "add_space_prefix", 1), "add_space_prefix", "boolean");
 }
 
-TEST_CASE("tokenizer arrays that do not fit together") {
+TEST_CASE("tokenizer arrays with contradictory lengths") {
     check_refused(spm().floats(kPrefix + "scores", {1, 2, 3}), "scores", "3 entries");
     check_refused(spm().ints(kPrefix + "token_type", {1}), "token_type", "1 entries");
     check_refused(bpe().ints(kPrefix + "token_type", std::vector<int32_t>(1000, 1)), "token_type",
@@ -117,7 +117,7 @@ TEST_CASE("special token ids outside the vocabulary") {
     }
 }
 
-TEST_CASE("pieces that occur twice; empty ones may") {
+TEST_CASE("pieces that occur twice are refused, except empty ones") {
     check_refused(sentencepiece_file({"a", "b", "a"}), "tokens", "tokens 259 and 261");
     CHECK(sentencepiece_file({"a", "", ""}).error().empty());
     CHECK(sentencepiece_file({"a", "", ""}).load().tokenizer.decode(260).empty());
@@ -136,7 +136,7 @@ TEST_CASE("merges that do not fit the vocabulary") {
     CHECK(bpe().strings(kPrefix + "merges", {}).error().empty());
 }
 
-TEST_CASE("random damage to a vocabulary is refused or survived") {
+TEST_CASE("random damage to a vocabulary is refused or harmless") {
     auto loaded = byte_pair_file({"a b", "b c", "ab c"}, {"<|end|>", "<s>"}, "llama-bpe").load();
     std::mt19937 random(3);
     int accepted = 0;

@@ -72,7 +72,7 @@ std::string random_bytes(std::mt19937 &random, size_t count) {
 template <class Check>
 void for_each_vocabulary(Check check) {
     check(Tokenizer::load(gguf::File::open(testing::demo_model())));
-    // The vocabularies that have all 256 bytes.
+    // The vocabularies that have tokens for all 256 bytes.
     for (const std::string name : {"llama-spm", "gemma3", "gpt-2", "llama-bpe", "qwen2", "tekken"}) {
         if (!testing::has_shared_data("vocab/" + name + ".gguf")) {
             testing::skip("no vocabulary " + name);

@@ -1,4 +1,4 @@
-// The rules of encoding, on small vocabularies made here: special tokens, blanks, bytes, beginnings and ends.
+// The encoding rules, on small vocabularies made here: special tokens, blanks, bytes, begin and end tokens.
 #include "engine/text/tokenizer.h"
 
 #include <doctest/doctest.h>
@@ -139,7 +139,7 @@ TEST_CASE("BOS and EOS are added once") {
     CHECK_FALSE(file.load().tokenizer.adds_bos());
 }
 
-TEST_CASE("of special tokens the leftmost, then the longest is found; user-defined ones in every text") {
+TEST_CASE("the leftmost, then longest special token is found; user-defined ones in every text") {
     auto file = sentencepiece_file({"<a>", "<a>b", "\n\n", "\n\n\n", "x", "<a", "▁", ">b"});
     std::vector<int32_t> types(kFirstPiece + 8, 1);
     for (int i = 0; i < kFirstPiece; ++i) types[static_cast<size_t>(i)] = i == 0 ? 2 : i < 3 ? 3 : 6;
@@ -164,7 +164,7 @@ TEST_CASE("Phi-3's added tokens include the white space after them") {
           Pieces{"</s>", "▁hello", "<s>", "▁", "▁hello"});
 }
 
-TEST_CASE("segments are one text, but only special ones hold control tokens") {
+TEST_CASE("segments form one text, but only special ones may contain control tokens") {
     const auto loaded = byte_pair_file({"a b", "\u0120 ab"}, {"<|im_end|>"}).load();
     const Tokenizer &tokenizer = loaded.tokenizer;
     const auto encode = [&](const std::vector<text::Segment> &segments) {
@@ -179,7 +179,7 @@ TEST_CASE("segments are one text, but only special ones hold control tokens") {
     CHECK(encode({}).empty());
 }
 
-TEST_CASE("tokens that end a generation") {
+TEST_CASE("tokens that end generation") {
     const auto ends = [](const std::vector<std::string> &controls) {
         const auto loaded = byte_pair_file({"a b"}, controls).load();
         Pieces found;
@@ -251,7 +251,7 @@ TEST_CASE("GLM-4 keeps words in the vocabulary whole, ChatGLM merges") {
           Pieces{"ab", "c"});
 }
 
-TEST_CASE("a GPT-NeoX file without a pre-tokenizer is cut as GPT-NeoX cuts") {
+TEST_CASE("a GPT-NeoX file without a pre-tokenizer is split by GPT-NeoX's rules") {
     auto file = byte_pair_file({"0 0", "00 00"}, {}, "");
     file.without("tokenizer.ggml.pre");
     CHECK(encoded(file.load().tokenizer, "0000", kPlain) ==

@@ -28,7 +28,7 @@ std::string feed(const std::string &bytes, const std::vector<size_t> &cuts) {
     return result + stream.flush();
 }
 
-// The result must not depend on the cuts: none, one at every position, all positions at once.
+// The result must not depend on the splits: none, one at every position, all positions at once.
 template <class Stream>
 void check_all_cuts(const std::string &bytes, const std::string &expected) {
     CAPTURE(bytes);
@@ -43,7 +43,7 @@ void check_all_cuts(const std::string &bytes, const std::string &expected) {
 }
 
 std::string random_bytes(std::mt19937 &random, size_t count) {
-    // Bytes that are significant in UTF-8 and in escape sequences are more frequent.
+    // Bytes that matter in UTF-8 and in escape sequences are more frequent.
     static const unsigned char interesting[] = {0x00, 0x1B, 0x7F, 0x80, 0x9B, 0xBF, 0xC0, 0xC1,
                                                 0xC2, 0xDF, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xF5,
                                                 0xFF, '[',  ']',  'm',  '\n', '\t', '\r', 0xA0};
@@ -56,7 +56,7 @@ std::string random_bytes(std::mt19937 &random, size_t count) {
 
 }  // namespace
 
-TEST_CASE("a UTF-8 stream gives out whole characters") {
+TEST_CASE("a UTF-8 stream returns whole characters") {
     check_all_cuts<Utf8Stream>("", "");
     check_all_cuts<Utf8Stream>("plain\n\ttext", "plain\n\ttext");
     check_all_cuts<Utf8Stream>("\u00E9 \u4E2D \U0001F600 \U0010FFFF \uFFFD",
@@ -69,7 +69,7 @@ TEST_CASE("a UTF-8 stream gives out whole characters") {
     CHECK(stream.flush() == "");
 }
 
-TEST_CASE("a UTF-8 stream replaces bytes that can no longer become valid at once") {
+TEST_CASE("a UTF-8 stream immediately replaces bytes that can no longer become valid") {
     check_all_cuts<Utf8Stream>("a\x80z", "a" + kBad + "z");
     check_all_cuts<Utf8Stream>("\xC0\x80", kBad + kBad);                        // overlong
     check_all_cuts<Utf8Stream>("\xE0\x80\x80", kBad + kBad + kBad);             // overlong
@@ -89,7 +89,7 @@ TEST_CASE("a UTF-8 stream replaces bytes that can no longer become valid at once
     CHECK(stream.push("\xA9") == kBad);
 }
 
-TEST_CASE("a UTF-8 stream gives the same however the bytes come, and always valid text") {
+TEST_CASE("a UTF-8 stream gives the same text however the bytes are split, and always valid text") {
     std::mt19937 random(1);
     for (int round = 0; round < 300; ++round) {
         const std::string bytes = random_bytes(random, random() % 24);
@@ -111,7 +111,7 @@ TEST_CASE("validity of UTF-8") {
     CHECK_FALSE(text::is_valid_utf8("\xF5\x80\x80\x80"));
 }
 
-TEST_CASE("text for a terminal carries no control sequences") {
+TEST_CASE("text for a terminal contains no control sequences") {
     check_all_cuts<TerminalFilter>("tab\tand\nnewline \u4E2D\U0001F600",
                                    "tab\tand\nnewline \u4E2D\U0001F600");
     check_all_cuts<TerminalFilter>("\x1B[31mred\x1B[0m", "\\x1B[31mred\\x1B[0m");

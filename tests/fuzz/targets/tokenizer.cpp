@@ -49,8 +49,8 @@ void tokenizer(Input input) {
     const std::vector<text::Segment> segments = {
         {text.substr(0, a), special}, {text.substr(a, b - a), special}, {text.substr(b), special}};
     require(tokenizer.encode(segments, kPlain) == whole, "segments are encoded like the whole text");
-    // Of these vocabularies only the SentencePiece one has all bytes (the others have printable ASCII). It
-    // decodes its blank mark as a blank, so texts that contain the mark are left out.
+    // Only the SentencePiece vocabulary has all bytes (the others have printable ASCII). It decodes its blank
+    // mark as a blank, so texts that contain the mark are left out.
     if (index == 0 && !special && text.find("\u2581") == text.npos)
         require(tokenizer.decode(whole) == text, "decoding gives the text back");
 }

@@ -1,5 +1,5 @@
 // build/gpu-tests: the test cases of tests/kernels/cuda/, which `make test` runs in the emulator, on a real
-// device. Exit status 77 where there is none.
+// device. Exit status 77 if there is none.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 

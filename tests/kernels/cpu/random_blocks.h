@@ -26,7 +26,7 @@ enum class Fill {
     Zeros,  // none of these bits set
 };
 
-// Offsets of the f16 scales in a block; -1 where there is none.
+// Offsets of the f16 scales in a block; -1 if there is none.
 struct ScaleOffsets {
     int first, second;
 };

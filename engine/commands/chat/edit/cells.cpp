@@ -11,9 +11,9 @@
 namespace runnel::commands {
 namespace {
 
-constexpr size_t kLongestGrapheme = 256;  // combining marks without end would be one endless cluster
+constexpr size_t kLongestGrapheme = 256;  // limits a cluster of endless combining marks
 
-// Reorders the text around it.
+// Characters that reorder the text around them.
 bool is_bidi_control(char32_t c) {
     return c == 0x061C || c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) ||
            (c >= 0x2066 && c <= 0x2069);
@@ -49,7 +49,7 @@ int grapheme_width(std::string_view grapheme) {
     bool regional = false;
     while (!grapheme.empty()) {
         const text::Utf8Char c = text::first_char(grapheme);
-        // Two regional indicators are a flag; the variation selector 16 asks for the wide form.
+        // Two regional indicators form a flag; variation selector 16 selects the wide form.
         if ((regional && c.code_point >= 0x1F1E6 && c.code_point <= 0x1F1FF) ||
             (c.code_point == 0xFE0F && width > 0))
             return 2;

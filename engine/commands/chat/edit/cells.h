@@ -18,8 +18,8 @@ int grapheme_width(std::string_view grapheme);
 // Sum of the widths of all clusters.
 int text_width(std::string_view text);
 
-// What to write for a grapheme cluster of valid UTF-8. A control character becomes ^X, a bidirectional
-// control or a line separator <U+202E>; before a cluster without a width of its own stands a dotted circle.
+// The text that displays a grapheme cluster of valid UTF-8. A control character becomes ^X, a bidirectional
+// control or line separator its code point (<U+202E>); a cluster of width 0 gets a dotted circle in front.
 std::string shown_grapheme(std::string_view grapheme);
 
 // Valid UTF-8 without control characters except newline and tab, from any bytes: invalid ones become U+FFFD, "\r\n"

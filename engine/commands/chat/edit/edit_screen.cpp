@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kTab = 8;
 constexpr std::string_view kFurther = "... ";
-// Without wrapping at the right margin, a terminal that takes other widths for some characters still agrees on rows.
+// Automatic wrapping is off, so that the number of rows is right even if the terminal shows some characters
+// in other widths.
 constexpr std::string_view kBegin = "\x1b[?25l\x1b[?7l", kEnd = "\x1b[?7h\x1b[?25h";
 
 class LayoutMaker {
@@ -47,7 +48,7 @@ class LayoutMaker {
     void begin_row(std::string_view prefix) {
         layout_.rows.push_back({std::string(prefix), text_width(prefix), {}});
     }
-    // The cursor can stand before the next cell; not behind the last cell of a row.
+    // Marks a place for the cursor. Behind the last cell of a row it moves to the next row.
     void stop(size_t offset) {
         if (row().width >= columns_) begin_row("");
         row().stops.push_back({row().width, offset});
@@ -83,7 +84,7 @@ class LayoutMaker {
         row().shown += shown;
         row().width += width;
     }
-    // When a cluster of two cells goes to the next row, the cursor's stop before it goes there, too.
+    // When a cluster of two cells moves to the next row, the cursor's place before it moves, too.
     void move_stop(size_t offset) {
         auto &stops = layout_.rows[layout_.rows.size() - 2].stops;
         if (stops.empty() || stops.back().offset != offset) return;

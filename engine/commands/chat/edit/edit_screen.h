@@ -1,5 +1,5 @@
-// Shows a text being edited. Pure: from a text and the terminal's width to rows, from rows to the bytes that draw them.
-// Only relative moves of the cursor are used, so that the lines above remain.
+// Shows a text being edited: lays it out in rows for the terminal's width, and computes the bytes that draw
+// the rows; does no I/O. Moves the cursor only relatively, so that the lines above remain.
 #pragma once
 
 #include <cstddef>

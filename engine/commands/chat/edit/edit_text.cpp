@@ -55,7 +55,7 @@ size_t EditText::before(size_t at) const {
     if (at == 0) return 0;
     if (const Chip *chip = chip_ending_at(at)) return chip->begin;
     if (text_[at - 1] == '\n') return at - 1;
-    // Clusters are found from the left only.
+    // Clusters can only be found from left to right.
     size_t begin = line_begin(at);
     for (const Chip &chip : chips_)
         if (chip.end < at) begin = std::max(begin, chip.end);

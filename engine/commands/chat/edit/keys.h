@@ -1,5 +1,5 @@
-// Turns the bytes of a terminal into keys. It knows the sequences that all terminals of today send, whatever
-// TERM is, without terminfo. Any bytes are accepted: unknown sequences become Key::Unknown.
+// Turns the bytes of a terminal into keys. Knows the sequences that today's terminals send, whatever TERM is,
+// without terminfo. Accepts any bytes: unknown sequences become Key::Unknown.
 #pragma once
 
 #include <cstddef>

@@ -35,9 +35,9 @@ class LineEdit {
     const EditText &text() const { return text_; }
     // What Submit sends: the text without the marks of a block.
     std::string message() const;
-    // Replaces the text by one that was not typed.
+    // Replaces the text with one that was not typed.
     void set(std::string text);
-    // The given prompt, or that of the search of Ctrl-R.
+    // The given prompt, or during a Ctrl-R search the search's prompt.
     std::string prompt() const;
 
   private:

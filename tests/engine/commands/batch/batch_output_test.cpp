@@ -160,7 +160,7 @@ TEST_CASE("batch output: content that runnel did not write is refused and stays"
         put(manifest, left);
         refused<InputError>(out, kResume);
     }
-    // Also after answers.
+    // The same after valid answers.
     fs::remove(out);
     run(out, {.overwrite = true});
     put(out, get(out) + "a note of mine\n");

@@ -56,7 +56,7 @@ TEST_CASE("batch row: messages, as text or in parts") {
     CHECK_FALSE(row.body.prompt);
 }
 
-TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
+TEST_CASE("batch row: a row that cannot be answered gives the reason and keeps its id") {
     const std::pair<const char *, const char *> cases[] = {
         {"", "not JSON"},
         {"{\"prompt\": \"a\"", "not JSON"},
@@ -107,7 +107,7 @@ TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
     }
 }
 
-TEST_CASE("batch row: keys without a meaning are listed, a hundred at most") {
+TEST_CASE("batch row: unknown keys are listed, at most a hundred") {
     CHECK(parse_row(R"({"prompt": "a", "note": 1, "from": {}})", 1).unknown ==
           std::vector<std::string>{"note", "from"});
     std::string line = "{";
@@ -178,7 +178,7 @@ TEST_CASE("batch row: a tool may have the name of a choice, and an empty list of
               .error.find("\"samplers\" must be text or a list of strings") != std::string::npos);
 }
 
-TEST_CASE("batch row: calls are written as OpenAI has them") {
+TEST_CASE("batch row: tool calls are written in OpenAI's form") {
     runnel::completion::Reply reply{.text = "", .reasoning = "", .calls = {{"abc", "f", "{\"n\":1}"}}};
     RowIdentity identity;
     identity.line = 4;
@@ -198,7 +198,7 @@ TEST_CASE("batch row: calls are written as OpenAI has them") {
           "length");
 }
 
-TEST_CASE("batch row: nesting without end is an error, not a crash") {
+TEST_CASE("batch row: endless nesting is an error, not a crash") {
     const std::string deep(200'000, '[');
     CHECK(parse_row(deep, 1).error != "");
     const std::string closed = deep + std::string(200'000, ']');

@@ -82,7 +82,7 @@ std::string random_input(size_t lines, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("batch: every row as run gives it") {
+TEST_CASE("batch: every row gets the answer that run gives") {
     if (absent()) return;
     const std::string input =
         R"({"prompt": "ab", "max_tokens": 20, "temperature": 0})"
@@ -147,7 +147,7 @@ TEST_CASE("batch: bad rows are answered with an error, and the run goes on") {
     CHECK(rows[4].contains("text"));
 }
 
-TEST_CASE("batch: a row that ends as it is submitted is written, whatever comes behind it") {
+TEST_CASE("batch: a row that ends on submission is written, whatever rows follow") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string out = (directory / "out.jsonl").string();
@@ -267,7 +267,7 @@ TEST_CASE("batch: --resume repairs a line that was cut anywhere") {
     CHECK(numbers.size() == 12);
 }
 
-TEST_CASE("batch: --resume does not touch what is not its own") {
+TEST_CASE("batch: --resume leaves files that batch did not write unchanged") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
@@ -355,7 +355,7 @@ TEST_CASE("batch: --resume refuses another model, other options and edited rows,
     CHECK(rows_of(text_of(out)).size() == 3);
 }
 
-TEST_CASE("batch: --resume tells one value with a blank from two") {
+TEST_CASE("batch: --resume distinguishes one value with a blank from two values") {
     if (absent()) return;
     for (const std::string option : {"--dry-sequence-breaker", "--stop"}) {
         const TemporaryDirectory directory;
@@ -459,7 +459,7 @@ TEST_CASE("batch: a header that a thousand prompts share is computed once") {
     // The header is computed once, and of every prompt only what follows its last full block, and one token.
     CHECK(computed < static_cast<int64_t>(prompt + 1000 * (32 + 8 + 2)));
     CHECK(shared > 999 * (static_cast<int64_t>(prompt) - 40 - 8));
-    // Alone, and with a small cache, it is the same.
+    // The answers are the same with one sequence at a time and with a small cache.
     std::istringstream lines(input);
     std::string line;
     std::getline(lines, line);

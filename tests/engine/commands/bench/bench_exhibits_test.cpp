@@ -1,5 +1,5 @@
-// `bench --roofline` and `--naive`: what they count, against sums by hand, and what they write. How fast anything is
-// depends on the machine.
+// `bench --roofline` and `--naive`: their counts, compared with sums computed by hand, and their output.
+// Speeds depend on the machine and are not checked.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -145,7 +145,9 @@ TEST_CASE("bench --naive: recomputing gives the same text, and its work grows as
     check_width(table.out);
 }
 
-TEST_CASE("bench: exhibits refuse what they do not show, and keep other people's files") {
+TEST_CASE(
+    "bench: --roofline and --naive refuse other options, and do not overwrite files that runnel did not "
+    "make") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string mine = (directory / "mine.svg").string();

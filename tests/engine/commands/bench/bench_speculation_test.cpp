@@ -1,5 +1,5 @@
-// What drafts gain, as `bench` tells it. How fast anything is depends on the machine: only what must hold
-// everywhere is checked.
+// What `bench` reports about drafts. Speeds depend on the machine, so only facts that hold everywhere are
+// checked.
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
@@ -32,11 +32,12 @@ Result bench(const std::vector<std::string> &more) {
 
 }  // namespace
 
-TEST_CASE("bench: plain and drafted side by side, and what acceptance and length make of it") {
+TEST_CASE(
+    "bench: compares plain and speculative decoding, and shows the gain by acceptance and draft length") {
     if (absent()) return;
     json result;
     const auto edited = [&](const char *what) { return result["texts"][2]["speculation"][what].get<int>(); };
-    // On a machine that is busy elsewhere, passes of many tokens may seem too dear for guesses.
+    // On a busy machine, passes of many tokens may seem too expensive for drafts.
     for (int attempt = 0; attempt < 6 && (attempt == 0 || edited("drafted") <= 20); ++attempt) {
         const Result got = bench({"--lookup", "-md", demo_draft().string(), "-n", "100", "--json"});
         CAPTURE(got.err);
@@ -70,13 +71,13 @@ TEST_CASE("bench: plain and drafted side by side, and what acceptance and length
     }
 }
 
-TEST_CASE("bench: drafts as a table, and flags that make no sense") {
+TEST_CASE("bench: drafts as a table, and contradictory flags") {
     if (absent()) return;
     const Result got = bench({"--self-draft", "2", "-n", "20"});
     CHECK(got.code == 0);
     for (const char *part : {"greedy", "temperature 0.8", "a pass of 2, 4, 8, 16, 32 tokens costs", "100%"})
         CHECK(got.out.find(part) != std::string::npos);
-    CHECK(got.out.find("another text") == std::string::npos);
+    CHECK(got.out.find("different text") == std::string::npos);
     CHECK(got.out.find("editing") == std::string::npos);
     CHECK(bench({"--lookup", "-n", "0"}).code == 2);
     CHECK(bench({"--lookup", "-c", "100"}).code == 2);

@@ -1,4 +1,5 @@
-// `bench`: lists of values, output formats, and the counted bytes. How fast anything is depends on the machine.
+// `bench`: lists of values, output formats, and the counted bytes. Speeds depend on the machine and are not
+// checked.
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
@@ -144,7 +145,7 @@ TEST_CASE("bench: lists that make no sense are refused") {
     CHECK(bench({"--lookup", "-n", "8,9"}).code == 2);
 }
 
-TEST_CASE("bench: bytes per token count what a window leaves, and a model in the CPU's cache has no share") {
+TEST_CASE("bench: bytes per token respect the window; a model in the CPU's cache has no bandwidth share") {
     if (absent()) return;
     const auto decode = [](std::vector<std::string> more) {
         more.insert(more.end(), {"-p", "0", "-n", "4", "-d", "100,400", "-r", "1", "--json"});

@@ -1,4 +1,4 @@
-// What the program says of its tokenizers: `bench --text`, `tokenize --llama-compatible`, `inspect
+// What the program reports about its tokenizers: `bench --text`, `tokenize --llama-compatible`, `inspect
 // --supported`. Needs $RUNNEL (default build/runnel).
 #include <doctest/doctest.h>
 
@@ -37,7 +37,7 @@ std::string save(const VocabularyFile &file, const std::filesystem::path &path) 
     return path.string();
 }
 
-// A small byte-level vocabulary, cut as `pre` says.
+// A small byte-level vocabulary for the pre-tokenizer `pre`.
 std::string write_vocabulary(const TemporaryDirectory &directory, const std::string &pre) {
     return save(byte_pair_file({"a b", "\u0120 ab"}, {"<|end|>"}, pre), directory / (pre + ".gguf"));
 }
@@ -63,7 +63,8 @@ TEST_CASE("bench --text measures without a model's weights") {
     CHECK(runnel_with({"bench", path, "-f", path}).code == 2);
 }
 
-TEST_CASE("tokenize follows the model, or llama.cpp where it is told to; an unknown way to cut is noted") {
+TEST_CASE(
+    "tokenize splits as the model does, or as llama.cpp on request; an unknown pre-tokenizer is noted") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const json data = json::parse(read_file("tests/data/pre_tokenizers.json"));

@@ -184,7 +184,7 @@ std::string some_text(size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("chat: other answers, other branches and undo read nothing again") {
+TEST_CASE("chat: regenerating, switching branches and undo repeat no prefill") {
     if (absent()) return;
     const Chats chats;
     const std::string message = some_text(1500) + "\n";
@@ -221,7 +221,7 @@ TEST_CASE("chat: other answers, other branches and undo read nothing again") {
     }
 }
 
-TEST_CASE("chat: when memory is short, a branch is dropped, said so, and read again with the same text") {
+TEST_CASE("chat: when memory is short, dropping a branch is reported and does not change its text") {
     if (absent()) return;
     const Chats chats;
     std::string script = some_text(300) + "\n";
@@ -258,7 +258,7 @@ TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, 
     CHECK(later.err.ends_with("taken back: first question\nno message to take back\n"));
 }
 
-TEST_CASE("chat: --on-overflow compact summarizes what the context has no room for, and says so") {
+TEST_CASE("chat: --on-overflow compact summarizes the turns that exceed the context, and reports it") {
     if (absent()) return;
     const Chats chats;
     std::string input;
@@ -279,7 +279,7 @@ TEST_CASE("chat: --on-overflow compact summarizes what the context has no room f
 
 namespace {
 
-// The program waits for a line: behind the last prompt there are control sequences only.
+// True if the program waits for a line: only control sequences follow the last prompt.
 bool waits_at_prompt(const std::string &out, size_t after) {
     const size_t prompt = out.rfind(">>> ");
     if (prompt == std::string::npos || prompt < after) return false;

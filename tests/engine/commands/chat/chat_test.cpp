@@ -46,7 +46,7 @@ std::string read_file(const std::filesystem::path &path) {
 
 }  // namespace
 
-TEST_CASE("chat: what is taken back or changed was never said") {
+TEST_CASE("chat: messages that were undone or edited do not affect later answers") {
     if (absent()) return;
     const std::string plain = answers("hello\nsecond\n");
     CHECK(answers("hello\nother\n/undo\nsecond\n").ends_with(plain.substr(plain.find('\n') + 1)));
@@ -55,7 +55,7 @@ TEST_CASE("chat: what is taken back or changed was never said") {
     CHECK(answers("/undo\n/edit\n/edit x\n/regen\nhello\nsecond\n", 5) == plain);
 }
 
-TEST_CASE("chat: a saved conversation goes on where it was, files can be messages") {
+TEST_CASE("chat: a saved conversation continues where it ended, files can be messages") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string talk = (directory / "talk.json").string(), text = (directory / "text").string();
@@ -95,7 +95,7 @@ TEST_CASE("chat: settings change the answers that follow") {
     CHECK(r.err.find("temp: a number from 0 to 100, not 'x'") != std::string::npos);
 }
 
-TEST_CASE("chat: reasoning stays away from a pipe, unless it is asked for") {
+TEST_CASE("chat: reasoning is not written to a pipe unless requested") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string other = (directory / "thinks.jinja").string();

@@ -38,7 +38,7 @@ Conversation example() {
     return talk;
 }
 
-TEST_CASE("conversation: an answer keeps its place beside the one that came instead") {
+TEST_CASE("conversation: an old answer stays in the tree beside its replacement") {
     Conversation talk = example();
     CHECK(talk.size() == 5);
     CHECK(talk.visible() == Ids{1, 3, 4, 5});
@@ -57,7 +57,8 @@ TEST_CASE("conversation: an answer keeps its place beside the one that came inst
     CHECK(Conversation().last_question() == Conversation::kRoot);
 }
 
-TEST_CASE("conversation: a summary comes first in the prompt, what it hides is left out behind it only") {
+TEST_CASE(
+    "conversation: a summary comes first in the prompt; the messages it hides are left out only after it") {
     Conversation talk = example();
     talk.add({.message = {"user", "sum up"}, .hides = {1, 3}, .is_summary = true});
     talk.add({.message = {"assistant", "in short"}, .is_summary = true});

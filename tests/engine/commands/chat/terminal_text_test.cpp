@@ -105,7 +105,7 @@ TEST_CASE("terminal text: the same bytes however the text is cut; no word is los
     }
 }
 
-TEST_CASE("answer progress: what is left to read, and the figures of an answer") {
+TEST_CASE("answer progress: the remaining prefill, and the statistics of an answer") {
     using namespace runnel;
     CHECK(commands::reading_line({1, 1400, 1848, 400, 0}, 2.0) == "reading 1,448 tokens  69%  1 s left");
     CHECK(commands::reading_line({1, 0, 100, 0, 0}, 1.0) == "reading 100 tokens  0%");

@@ -25,7 +25,7 @@ void write(const std::filesystem::path &path, const std::string &text) {
     std::ofstream(path, std::ios::binary) << text;
 }
 
-TEST_CASE("a conversation comes back from its file as it was") {
+TEST_CASE("a conversation is read back from its file unchanged") {
     const TemporaryDirectory directory;
     const std::string path = (directory / "talk.json").string();
     for (const Transcript &t : {example(), Transcript{}, Transcript{"", {{"user", "x"}}}}) {
@@ -44,7 +44,7 @@ TEST_CASE("a conversation comes back from its file as it was") {
     CHECK_THROWS_AS(Transcript::load((directory / "none").string()), UsageError);
 }
 
-TEST_CASE("tool calls and their results come back from a conversation's file") {
+TEST_CASE("tool calls and their results are read back from a conversation's file") {
     const TemporaryDirectory directory;
     const std::string path = (directory / "talk.json").string();
     write(path, R"({"messages": [{"role": "user", "content": "?"},
@@ -65,7 +65,7 @@ TEST_CASE("tool calls and their results come back from a conversation's file") {
     CHECK_THROWS_AS(Transcript::load(path), InputError);
 }
 
-TEST_CASE("a file that is no conversation is refused, whatever is in it") {
+TEST_CASE("a file that is not a conversation is refused, whatever it contains") {
     const TemporaryDirectory directory;
     const std::string path = (directory / "bad.json").string();
     for (const char *text : {"", "[]", "{}", "{\"messages\": 1}", "{\"messages\": [1]}",
@@ -96,7 +96,7 @@ TEST_CASE("a file that is no conversation is refused, whatever is in it") {
     }
 }
 
-TEST_CASE("settings are changed by the names of the options, and refused by them") {
+TEST_CASE("settings have the names of the options, and refuse what these refuse") {
     GenerationFlags flags;
     set(flags, "temp", "0.25");
     set(flags, "top-k", "7");

@@ -1,4 +1,4 @@
-// What command lines of llama.cpp's, ollama's and mistral.rs's documentation mean to runnel's commands.
+// How runnel interprets the command lines in the documentation of llama.cpp, ollama and mistral.rs.
 #pragma once
 
 namespace runnel::testing {

@@ -1,5 +1,5 @@
-// Command lines as the documentation of llama.cpp, ollama and mistral.rs writes them, with runnel's commands in
-// place of the programs: what each of them means here.
+// Command lines from the documentation of llama.cpp, ollama and mistral.rs, with runnel's commands in place
+// of the programs, and what each of them means here.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -13,7 +13,7 @@ using namespace runnel::testing;
 
 namespace {
 
-// Words as a shell has them: blanks separate, quotes keep together.
+// Splits a line into words as a shell does: at blanks outside quotes.
 Arguments words_of(std::string_view line) {
     Arguments words;
     bool open = false, begun = false;
@@ -33,8 +33,8 @@ Arguments words_of(std::string_view line) {
     return words;
 }
 
-// "m temp=0.5 raw (-fa)": words, options by their names here, accepted spellings without effect in brackets;
-// "! MESSAGE" for a refusal.
+// "m temp=0.5 raw (-fa)": words, options under their names here, accepted options without effect in
+// parentheses; "! MESSAGE" for a refusal.
 std::string meaning(const std::string &line) {
     Arguments arguments = words_of(line);
     for (const CommandEntry &entry : command_entries()) {

@@ -70,7 +70,7 @@ TEST_CASE("options: words, flags and lists") {
     CHECK(table.find("--colour") == nullptr);
 }
 
-TEST_CASE("options: every command's table is sound") {
+TEST_CASE("options: every command's table is consistent") {
     for (const CommandEntry &entry : command_entries()) {
         Common common;
         const Command command = with_common_options(entry.make(), common);
@@ -144,7 +144,7 @@ TEST_CASE("options: one table of sampling settings holds every default, and its 
     CHECK(runnel::decode::find_setting("") == nullptr);
 }
 
-TEST_CASE("near misses: distances, and nothing that is far away") {
+TEST_CASE("suggestions: edit distances, and none for words that are far away") {
     CHECK(edit_distance("", "abc") == 3);
     CHECK(edit_distance("hlep", "help") == 1);
     CHECK(edit_distance("tmp", "temp") == 1);
@@ -157,7 +157,7 @@ TEST_CASE("near misses: distances, and nothing that is far away") {
     CHECK_FALSE(nearest("", words));
     CHECK(suggestion("tmp", words) == "; did you mean temp?");
     CHECK(suggestion("xyzzy", words).empty());
-    // A distance: symmetric, zero only for equal words, no larger than the longer word.
+    // The distance is symmetric, zero only for equal words, and at most the length of the longer word.
     runnel::testing::Random random(20);
     for (int i = 0; i < 300; ++i) {
         std::string a, b;

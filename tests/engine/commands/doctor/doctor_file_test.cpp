@@ -58,7 +58,7 @@ TEST_CASE("doctor: a file that no program can run is at fault") {
     CHECK(renamed("blk.0.attn_v.weight", "blk.0.attn_z.weight") == exit_code::kModelFile);
     CHECK(report["fault"] == "file");
     CHECK(report["conclusion"].get<std::string>().find("blk.0.attn_v.weight") != std::string::npos);
-    CHECK(report["checks"].size() > 10);  // the devices are looked at all the same
+    CHECK(report["checks"].size() > 10);  // the devices are checked nevertheless
     CHECK(renamed("llama", "lhama") == exit_code::kModelFile);
     CHECK(report["fault"] == "file");
     CHECK(report["conclusion"].get<std::string>().find("newer version") != std::string::npos);
@@ -90,7 +90,7 @@ TEST_CASE("doctor: every kind of damage to a file is found") {
     const auto cut = damaged("cut.gguf", [&](std::vector<std::byte> &b) { b.resize(b.size() - 5000); });
     CHECK(call_doctor(cut, "cpu", report) == exit_code::kModelFile);
     CHECK(report["checks"][0]["detail"].get<std::string>().find("truncated or damaged") != std::string::npos);
-    CHECK(report["checks"].size() > 10);  // the devices are looked at all the same
+    CHECK(report["checks"].size() > 10);  // the devices are checked nevertheless
 }
 
 TEST_CASE("doctor: pages of zeros: some are noted, a download that was never finished is damage") {
@@ -123,7 +123,7 @@ TEST_CASE("doctor: pages of zeros: some are noted, a download that was never fin
     CAPTURE(last->name);
     if (last->bytes >= 1 << 18)
         CHECK(conclude(with_zeros(last->offset + last->bytes / 4 * 3, last->bytes / 4)).fault == "file");
-    // A vector may be zeros altogether.
+    // A vector may consist of zeros.
     const gguf::Tensor &norm = *large.model.file.find_tensor("output_norm.weight");
     CHECK(with_zeros(norm.offset, norm.bytes).size() == 1);
 }

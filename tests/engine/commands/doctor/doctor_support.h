@@ -25,8 +25,8 @@ inline ModelShape shape_of(const char *arch, const char *type) {
     return shape;
 }
 
-// doctor() in this process, where the GPU is the emulated one unless the machine says something else. Returns
-// its exit code.
+// Runs doctor() in this process, where the GPU is the emulated one unless the machine says something else.
+// Returns its exit code.
 inline int call_doctor(const std::filesystem::path &model, const char *device, nlohmann::json &report,
                        const commands::Machine &machine = commands::Machine()) {
     const TemporaryDirectory directory;
@@ -47,7 +47,7 @@ inline int call_doctor(const std::filesystem::path &model, const char *device, n
     return code;
 }
 
-// The finding whose subject contains a text; fails when there is none.
+// The finding whose subject contains a text; the test fails if there is none.
 inline const commands::Finding &about(const std::vector<commands::Finding> &findings,
                                       const std::string &text) {
     const auto found = std::find_if(findings.begin(), findings.end(), [&](const commands::Finding &f) {

@@ -125,7 +125,7 @@ class Faulty final : public kernels::ForwardingBackend {
     int calls_ = 0;
 };
 
-// Logits of tokens whose ids are their places.
+// Logits of tokens whose ids are their positions.
 std::vector<float> reference_of(const kernels::Program &program, int32_t tokens) {
     std::vector<int32_t> ids(static_cast<size_t>(tokens));
     std::iota(ids.begin(), ids.end(), 0);
@@ -326,7 +326,7 @@ TEST_CASE("doctor: the part at fault for each set of findings") {
     CHECK(line_of({Area::Gpu, "matrix\ta", Verdict::Wrong, "x"}).find('\t') == std::string::npos);
 }
 
-TEST_CASE("doctor: instruction sets that differ are told apart") {
+TEST_CASE("doctor: instruction sets with different results are named") {
     static const kernels::cpu::LinearKernels broken = [] {
         kernels::cpu::LinearKernels table = kernels::cpu::linear_scalar();
         table.name = "broken";
@@ -374,7 +374,7 @@ TEST_CASE("doctor: a sound model on the emulated device, from file to text") {
 }
 
 namespace {
-// Keeps the emulated device's settings, and the environment's switches, for a while.
+// Restores the emulated device's settings and the environment's switches when it is destroyed.
 struct Emulated {
     simt::Settings before = simt::settings();
     ~Emulated() {
@@ -434,7 +434,7 @@ TEST_CASE("doctor: a GPU with only wrong results is named among several") {
     CHECK_THROWS_AS(call_doctor(tiny.path, "cuda:2", report, machine), UsageError);
 }
 
-TEST_CASE("doctor: a driver that is too old or fails is at fault, none at all is not") {
+TEST_CASE("doctor: a driver that is too old or fails is at fault; a missing driver is not") {
     using kernels::Absence;
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
     Machine machine;
@@ -501,7 +501,7 @@ TEST_CASE("doctor: the texts of CPU and GPU are compared") {
     CHECK(check_text(cpu).verdict == Verdict::Note);
 }
 
-TEST_CASE("doctor: speeds of the emulated device are measured and judged") {
+TEST_CASE("doctor: speeds of the emulated device are measured and rated") {
     CHECK(kernels::cuda::copy_bandwidth(0, 1 << 14, 1) > 0);
     CHECK(kernels::cuda::tensor_rate(0, 2) > 0);
     CHECK(kernels::cuda::changed_words(0, 1 << 14, 3) == 0);
@@ -556,7 +556,7 @@ TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
     CHECK(damaged.code == exit_code::kModelFile);
     CHECK(damaged.out.find("file WRONG") != std::string::npos);
     CHECK(damaged.out.find("The file is damaged") != std::string::npos);
-    // A file that never was a model is not called damaged.
+    // A file that is not a model at all is not called damaged.
     testing::write_file(tiny.directory / "letter.gguf",
                         std::as_bytes(std::span("dear reader, this is a text")));
     const testing::Result letter =

@@ -6,7 +6,7 @@
 
 using namespace runnel::commands;
 
-TEST_CASE("models: a file's name holds its type and part") {
+TEST_CASE("models: a file name tells the type and part") {
     const auto tag = [](const char *path) { return parse_file_name(path)->tag; };
     CHECK(tag("Qwen3-8B-Q4_K_M.gguf") == "Q4_K_M");
     CHECK(tag("sub/model.q8_0.gguf") == "Q8_0");
@@ -26,7 +26,7 @@ TEST_CASE("models: a file's name holds its type and part") {
     CHECK_FALSE(parse_file_name("model.bin"));
 }
 
-TEST_CASE("models: the model of a repository by llama.cpp's rule") {
+TEST_CASE("models: the model of a repository is chosen by llama.cpp's rule") {
     const std::vector<std::string> files = {
         "README.md",   "m-BF16.gguf",       "m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf",
         "m-Q8_0.gguf", "mmproj-m-Q8_0.gguf"};
@@ -34,7 +34,7 @@ TEST_CASE("models: the model of a repository by llama.cpp's rule") {
     CHECK(choose_model(files, "q8_0") == "m-Q8_0.gguf");
     CHECK(choose_model(files, "BF16") == "m-BF16.gguf");
     CHECK_FALSE(choose_model(files, "Q2_K"));
-    // Q4_K is not Q4_K_M, and Q8_0 comes before the first file.
+    // Q4_K does not match Q4_K_M, and Q8_0 is preferred to the first file.
     CHECK_FALSE(choose_model(files, "Q4_K"));
     CHECK(choose_model({"a-F16.gguf", "a-Q8_0.gguf"}, "") == "a-Q8_0.gguf");
     CHECK(choose_model({"mmproj-a.gguf", "a-F16.gguf", "a-Q2_K.gguf"}, "") == "a-F16.gguf");

@@ -1,4 +1,4 @@
-// Models by name, and the list of them: the program from outside, in a home directory of its own.
+// Models by name, and their list; runs the program in a home directory of its own.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -41,7 +41,7 @@ Result complete(const Home &home, const std::string &model) {
 
 }  // namespace
 
-TEST_CASE("models: the list shows what is in all caches, and every name in it is a MODEL") {
+TEST_CASE("models: the list shows the models of all caches, and every name in it works as MODEL") {
     if (absent()) return;
     const Home home;
     home.add_hub("models--some--tales-GGUF", "tales-Q8_0.gguf", demo_model());
@@ -84,7 +84,7 @@ TEST_CASE("models: the list shows what is in all caches, and every name in it is
         const bool is_draft = name.find("other") != name.npos || name.find("small") != name.npos;
         CHECK((r.out == wanted || is_draft));
     }
-    // Shorter forms: a repository, any case of the type, ollama's latest, a file's name.
+    // Shorter forms: a repository, the type in any case, ollama's latest, a file's name.
     for (const char *name :
          {"some/tales-GGUF", "some/tales-GGUF:q8_0", "tales", "maker/Tales", "one-Q8_0", "one-Q8_0.gguf"}) {
         CAPTURE(std::string(name));
@@ -98,7 +98,7 @@ TEST_CASE("models: the list shows what is in all caches, and every name in it is
     CHECK(table.find("~/.lmstudio/models/maker/Tales/tales-q8_0.gguf") != table.npos);
 }
 
-TEST_CASE("models: damaged and foreign files are listed as what they are") {
+TEST_CASE("models: damaged and foreign files are listed with the reason") {
     if (absent()) return;
     const Home home;
     TemporaryDirectory files;
@@ -146,7 +146,7 @@ TEST_CASE("models: damaged and foreign files are listed as what they are") {
     check_message(gone);
 }
 
-TEST_CASE("models: variables say where the caches are") {
+TEST_CASE("models: environment variables set the caches' places") {
     if (absent()) return;
     const Home home;
     home.add_hub("models--a--b", "b-Q8_0.gguf", demo_draft());
@@ -170,7 +170,7 @@ TEST_CASE("models: variables say where the caches are") {
           std::string::npos);
 }
 
-TEST_CASE("models: a folder is its one model; a name that is none gets a hint") {
+TEST_CASE("models: a folder means the one model in it; an unknown name gets a hint") {
     if (absent()) return;
     const Home home;
     const fs::path folder = home.path() / "one";

@@ -1,4 +1,5 @@
-// Folders as Hugging Face's library, llama.cpp, LM Studio and ollama make them, and the program run in such a home.
+// Folders laid out as by Hugging Face's library, llama.cpp, LM Studio and ollama, and the program run in such
+// a home.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// `runnel pull`, -hf and `runnel rm` against servers on the loopback, kind and hostile.
+// `runnel pull`, -hf and `runnel rm` with correct and hostile servers on the loopback.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -40,7 +40,7 @@ std::string hash_of(const std::string &text) {
     return sha.digest();
 }
 
-// The bytes that the request's Range header asks for.
+// The byte range in the request's Range header.
 std::pair<size_t, size_t> range_of(const ServerRequest &request, size_t size) {
     const std::string range = request.header("range");
     if (!range.starts_with("bytes=")) return {0, size};
@@ -161,7 +161,7 @@ TEST_CASE("pull: a model arrives in the hub's layout, and the token stays with i
     // After the first redirects, ranges are requested from the server that has the file.
     CHECK(at_origin < elsewhere / 2);
 
-    // A file in the cache is not downloaded again, and -hf does not even ask the server.
+    // A file in the cache is not downloaded again, and -hf does not even contact the server.
     const size_t before = server.requests().size();
     check_pulled(home, execute(p), "sub/model-Q8_0.gguf", model);
     CHECK(server.requests().size() == before + 1);
@@ -186,7 +186,7 @@ TEST_CASE("pull: a model arrives in the hub's layout, and the token stays with i
     }
 }
 
-TEST_CASE("pull: -hf downloads what is not there, as a draft, too") {
+TEST_CASE("pull: -hf downloads a missing model, also as a draft") {
     if (absent()) return;
     const Home home;
     const std::string model = text_of(demo_draft());
@@ -207,7 +207,7 @@ TEST_CASE("pull: -hf downloads what is not there, as a draft, too") {
     }
 }
 
-TEST_CASE("pull: all parts of a split model, and none is visible before all are there") {
+TEST_CASE("pull: all parts of a split model arrive, and none is visible before all are complete") {
     if (absent()) return;
     const Home home;
     const std::string one = noise(100'000, 1), two = noise(70'000, 2);
@@ -227,7 +227,7 @@ TEST_CASE("pull: all parts of a split model, and none is visible before all are 
     CHECK(text_of(folder(home) / "snapshots" / kCommit / "m-Q4_K_M-00002-of-00002.gguf") == two);
 }
 
-TEST_CASE("pull: connections that break, stall or fail are followed by others") {
+TEST_CASE("pull: connections that break, stall or fail are replaced by new ones") {
     if (absent()) return;
     std::atomic<int> count = 0;
     using Kind = ServerReply (*)(ServerReply, int);
@@ -266,7 +266,7 @@ TEST_CASE("pull: connections that break, stall or fail are followed by others") 
         check_pulled(home, execute(pulling(home, server, {"--timeout", timeout, "--retries", "100"})),
                      "model-Q4_K_M.gguf", content());
     }
-    // If no byte arrives, the attempts end, and the partial file stays.
+    // If no byte arrives, the attempts end and the partial file stays.
     const Home home;
     HttpServer server(hub(one_file(), [&](const ServerRequest &request) {
         return range_of(request, content().size()).first < 200'000 ? ranged(request, content())
@@ -278,7 +278,7 @@ TEST_CASE("pull: connections that break, stall or fail are followed by others") 
     CHECK(text_of(partial(home, content())) == content().substr(0, 4 * 65536));
 }
 
-TEST_CASE("pull: an interrupted download goes on where it ended; a killed one, too") {
+TEST_CASE("pull: an interrupted or killed download continues where it ended") {
     if (absent()) return;
     for (const int number : {SIGINT, SIGKILL}) {
         CAPTURE(number);
@@ -314,7 +314,7 @@ TEST_CASE("pull: an interrupted download goes on where it ended; a killed one, t
     }
 }
 
-TEST_CASE("pull: a server without ranges sends the file once, and again after a cut; so does its list") {
+TEST_CASE("pull: a server without ranges sends the whole file, and again if it was cut off; so is its list") {
     if (absent()) return;
     const Home home;
     std::atomic<int> count = 0;
@@ -355,8 +355,11 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
     };
     const auto honest = [](const ServerRequest &request) { return ranged(request, content()); };
     const std::vector<Case> cases = {
-        {"hash", wrong_hash, honest, "it was removed"},
-        {"content", {file}, [&](const ServerRequest &r) { return ranged(r, other); }, "it was removed"},
+        {"hash", wrong_hash, honest, "the download was removed"},
+        {"content",
+         {file},
+         [&](const ServerRequest &r) { return ranged(r, other); },
+         "the download was removed"},
         {"shorter list", shorter, honest, "the server's file has 1000000 bytes, its list says 999991"},
         {"longer list", larger, honest, "its list says 1200000"},
         {"longer range",
@@ -399,8 +402,8 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
         {"redirect to nowhere",
          {file},
          [](const ServerRequest &) { return ServerReply{.status = 302}; },
-         "redirect to nowhere"},
-        {"no room", enormous, honest, "no room: 32768.0 GiB are missing"},
+         "a redirect without an address"},
+        {"no room", enormous, honest, "not enough disk space: 32768.0 GiB are missing"},
         {"gated",
          {file},
          [](const ServerRequest &) {
@@ -417,9 +420,9 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
         CHECK(r.out == "");
         CHECK(r.err.find(c.message) != std::string::npos);
         CHECK_FALSE(fs::exists(folder(home) / "snapshots"));
-        if (c.message == "it was removed") CHECK(fs::is_empty(folder(home) / "blobs"));
+        if (c.message == "the download was removed") CHECK(fs::is_empty(folder(home) / "blobs"));
     }
-    // A partial file with other bytes is found by the hash, and the file is downloaded anew.
+    // The hash reveals a partial file with other bytes, and the file is downloaded again.
     const Home home;
     HttpServer server(hub({file}, honest));
     write_text(partial(home, content()), other.substr(0, 400'000));
@@ -430,7 +433,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
     check_pulled(home, execute(pulling(home, server)), "model-Q4_K_M.gguf", content());
 }
 
-TEST_CASE("pull: names, access and lists that are wrong get one clear line") {
+TEST_CASE("pull: wrong names, refused access and wrong lists give one clear line") {
     if (absent()) return;
     struct Case {
         ServerReply reply;
@@ -501,7 +504,7 @@ TEST_CASE("pull: names, access and lists that are wrong get one clear line") {
     CHECK(with("", {"pul", "a/b"}).find("did you mean pull?") != std::string::npos);
 }
 
-TEST_CASE("pull: a proxy of the environment is used") {
+TEST_CASE("pull: a proxy set in the environment is used") {
     if (absent()) return;
     const Home home;
     const HttpServer::Answer answer =
@@ -534,7 +537,7 @@ TEST_CASE("pull: the progress is a line on a terminal") {
     CHECK(r.out.find("\r\x1b[K" + folder(home).string()) != std::string::npos);
 }
 
-TEST_CASE("pull: a file that another program downloads is waited for") {
+TEST_CASE("pull: waits for a file that another program downloads") {
     if (absent()) return;
     const Home home;
     HttpServer server(
@@ -549,7 +552,7 @@ TEST_CASE("pull: a file that another program downloads is waited for") {
     std::thread other([&] {
         while (server.requests().empty() && !over) usleep(10'000);
         usleep(200'000);
-        // The other one has finished.
+        // The other program has finished.
         write_text(folder(home) / "blobs" / hash_of(content()), content());
         close(fd);
     });
@@ -560,13 +563,13 @@ TEST_CASE("pull: a file that another program downloads is waited for") {
     CHECK(server.requests().size() == 1);
 }
 
-TEST_CASE("rm: removes a model and what only it uses, from Hugging Face's cache alone") {
+TEST_CASE("rm: removes a model and the files that only it uses, and only from Hugging Face's cache") {
     if (absent()) return;
     const Home home;
     home.add_hub("models--a--b", "one-Q8_0.gguf", demo_model());
     home.add_hub("models--a--b", "two-Q4_0.gguf", demo_draft());
     const fs::path root = home.hub() / "models--a--b", snapshot = root / "snapshots" / kCommit;
-    // Another name for the first file's blob, and a link that leads out.
+    // A second name for the first file's blob, and a link that leads out of the cache.
     fs::create_symlink("../../blobs/blob-of-one-Q8_0.gguf", snapshot / "same-Q6_K.gguf");
     write_text(home.path() / "mine.txt", "mine");
     fs::create_symlink("../../../../../../mine.txt", snapshot / "out-Q2_K.gguf");
@@ -587,7 +590,7 @@ TEST_CASE("rm: removes a model and what only it uses, from Hugging Face's cache 
         CAPTURE(std::string(name));
         CHECK(remove(name).code == 2);
     }
-    // At a terminal, the command asks.
+    // At a terminal, the command asks for confirmation.
     for (const char *answer : {"n\n", "y\n"}) {
         CHECK(fs::exists(snapshot / "two-Q4_0.gguf"));
         Process p = home.process({"rm", "a/b"});
@@ -610,7 +613,7 @@ TEST_CASE("rm: removes a model and what only it uses, from Hugging Face's cache 
     CHECK(fs::exists(home.path() / ".cache/llama.cpp/small.gguf"));
 }
 
-TEST_CASE("rm: one model goes, and no other model, download or linked folder") {
+TEST_CASE("rm: removes one model, and no other model, download or linked folder") {
     if (absent()) return;
     const Home home;
     home.add_hub("models--a--b", "one-Q4_0.gguf", demo_draft());

@@ -1,4 +1,4 @@
-// Plots: what stands where, in the terminal and in SVG.
+// Plots: where everything is placed, in the terminal and in SVG.
 #include "engine/commands/plot/plot.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,7 @@ std::vector<std::string> lines(const std::string &text) {
     return all;
 }
 
-// Columns of a line of ASCII and braille.
+// The width in columns of a line of ASCII and braille.
 int columns(const std::string &line) {
     int count = 0;
     for (const char c : line) count += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
@@ -71,7 +71,7 @@ TEST_CASE("plot: numbers are short, and ticks are round and within the axis") {
     }
 }
 
-TEST_CASE("plot: in the terminal, higher values stand higher, and every line fits") {
+TEST_CASE("plot: in the terminal, higher values are drawn higher, and every line fits") {
     for (const bool ascii : {false, true}) {
         CAPTURE(ascii);
         const std::string text = terminal_plot(straight(), {.columns = 80, .rows = 10, .ascii = ascii});
@@ -81,7 +81,7 @@ TEST_CASE("plot: in the terminal, higher values stand higher, and every line fit
         CHECK(all[0] == "tokens per second fall with depth");
         CHECK(all.back() == "  o full   x window");
         CHECK(count(text, "o") >= 3);
-        // From the left above to the right below.
+        // From the upper left to the lower right.
         CHECK(all[2].find('x') < all[7].find('o'));
         CHECK(all[11].rfind('o') > 70);
         if (ascii)
@@ -110,7 +110,7 @@ TEST_CASE("plot: points that an axis cannot show are left out") {
     CHECK(terminal_plot(plot).find('o') != std::string::npos);
 }
 
-TEST_CASE("plot: SVG holds every point where it belongs, and escapes text") {
+TEST_CASE("plot: SVG has every point in its place, and escapes text") {
     Plot plot = straight();
     plot.title = "a < b & \"c\"";
     const std::string svg = svg_plot(plot);

@@ -1,4 +1,4 @@
-// `runnel run` from outside: streams, prompts, ends. Needs $RUNNEL.
+// `runnel run` from outside: streams, prompts, and how it ends. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 
@@ -97,7 +97,7 @@ TEST_CASE("run: --json") {
           runnel_with({"run", tiny().path.string(), "ab", "-n", "12", "-s", "5", "--ignore-eos"}).out);
 }
 
-TEST_CASE("run: where the prompt comes from") {
+TEST_CASE("run: the sources of the prompt") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = tiny().path.string(), file = (directory / "prompt.txt").string();
@@ -168,7 +168,7 @@ TEST_CASE("run: stop strings, deadline, end of the context") {
     const Result full = runnel_with({"run", model, "ab", "-c", "20", "--ignore-eos"});
     CHECK(full.code == 0);
     CHECK(full.err.find("the context of 20 tokens is full") != std::string::npos);
-    // Also while the prompt was still being read: that is not an interrupt.
+    // A deadline that passes while the prompt is still being read does not count as an interrupt.
     for (const bool piped : {false, true}) {
         CAPTURE(piped);
         const std::vector<std::string> words = {"run",        model, piped ? "--echo" : "ab",
@@ -195,8 +195,8 @@ TEST_CASE("an interrupt ends with 130, and what was generated is written") {
     CHECK(interrupted.err == "");
     CHECK(interrupted.code == 130);
     CHECK(interrupted.out.size() > 50);
-    // A deadline is a regular end. It counts from the program's start, so this looks for one that leaves time
-    // for an answer.
+    // Reaching a deadline is a regular end. It counts from the program's start, so the test searches for one
+    // that leaves time for an answer.
     for (double seconds = 0.3;; seconds *= 2) {
         CAPTURE(seconds);
         Process late = process(words);
@@ -209,7 +209,7 @@ TEST_CASE("an interrupt ends with 130, and what was generated is written") {
     }
 }
 
-TEST_CASE("a model file that is cut short while in use ends with one line") {
+TEST_CASE("a model file that is truncated while in use gives one line") {
     if (absent()) return;
     ModelShape shape;
     shape.context = 100000;

@@ -19,7 +19,7 @@ constexpr Pass kTable[] = {{1, 1}, {2, 1.5}, {4, 2.6}, {8, 3.7}, {16, 5.8}, {32,
 // A device on which 16 tokens cost little more than one.
 constexpr Pass kFlat[] = {{1, 1}, {2, 1.02}, {4, 1.05}, {8, 1.1}, {16, 1.3}, {32, 2}};
 
-// A drafted token: the true probability that it is accepted, and the one that the source reports.
+// A drafted token: its true probability of being accepted, and the probability that the source reports.
 struct Odds {
     double accepted;
     float said = 1;
@@ -104,7 +104,7 @@ TEST_CASE("draft length: a source that is always wrong costs less than 3%") {
         for (const double drafting : {0.0, 0.1, 0.5})
             for (const float said : {1.0f, 0.9f, 0.3f})
                 for (uint64_t seed = 0; seed < 3; ++seed) {
-                    // Whatever probability it reports: always the same, or another one for every token.
+                    // With any reported probability: always the same, or a different one for every token.
                     const Source sure = [=](Random &, int) { return Odds{0, said}; };
                     const Source varied = [](Random &random, int) { return Odds{0, random.uniform()}; };
                     for (const Source &source : {sure, varied}) {
@@ -119,8 +119,9 @@ TEST_CASE("draft length: a source that is always wrong costs less than 3%") {
                 }
 }
 
-TEST_CASE("draft length: costs that were measured badly lose no more") {
-    // A pass of 2 tokens costs 4% more than one of 1, on a machine where every pass takes up to half longer.
+TEST_CASE("draft length: badly measured costs lose no more") {
+    // A pass of 2 tokens costs 4% more than one of 1, and measurements on this machine take up to half as
+    // long again.
     constexpr Pass kTrue[] = {{1, 1}, {2, 1.04}, {4, 1.13}, {8, 1.8}, {16, 3.7}, {32, 6.3}};
     const PassCosts truth(kTrue);
     double tokens = 0, seconds = 0;
@@ -151,7 +152,7 @@ TEST_CASE("draft length: costs that were measured badly lose no more") {
     CHECK(tokens / seconds > 0.98);
 }
 
-TEST_CASE("draft length: at every moment of any text the loss stays below the promise") {
+TEST_CASE("draft length: at every moment of any text the loss stays below its bound") {
     for (uint64_t seed = 0; seed < 40; ++seed) {
         CAPTURE(seed);
         Random shape(seed + 1000);
@@ -194,9 +195,9 @@ TEST_CASE("draft length: follows a change of acceptance within 50 passes") {
     CHECK(down > 0.97);
 }
 
-TEST_CASE("draft length: uses what the source knows of every token") {
-    // Every second draft is right for long, every other is wrong, and the source can tell them apart, though
-    // the numbers that it gives are far from the truth.
+TEST_CASE("draft length: uses the probability that the source reports for every token") {
+    // Long runs of right and of wrong drafts alternate. The source can tell them apart, although its
+    // probabilities are far from the truth.
     const PassCosts costs(kTable);
     const Source knowing = [](Random &, int pass) {
         return pass % 2 == 0 ? Odds{0.95, 0.7f} : Odds{0.1, 0.5f};
@@ -205,13 +206,13 @@ TEST_CASE("draft length: uses what the source knows of every token") {
     const double told = simulate(costs, knowing, 3000, {}, 1).rate();
     const double untold = simulate(costs, silent, 3000, {}, 1).rate();
     CHECK(told > 1.25 * untold);
-    // Harmonic: a good pass and a plain one in turn.
+    // The harmonic mean: good and plain passes alternate.
     double tokens = 0;
     for (int i = 0; i <= 16; ++i) tokens += std::pow(0.95, i);
     CHECK(told > 0.93 * (tokens + 1) / (costs.seconds(17) + 1));
 }
 
-TEST_CASE("draft length: holds to what is asked of it") {
+TEST_CASE("draft length: keeps to the given options") {
     const PassCosts costs(kTable);
     const std::vector<float> said(40, 1.0f);
     SUBCASE("the largest and the smallest length") {
@@ -245,7 +246,7 @@ TEST_CASE("draft length: holds to what is asked of it") {
             length.record(costs, {.asked = 7, .probabilities = std::span(said).first(7), .verified = 7});
         }
     }
-    SUBCASE("what the draft model took for the prompt is not held against it") {
+    SUBCASE("the time that the draft model takes for the prompt is not counted") {
         DraftLength length({});
         for (int pass = 0; pass < 20; ++pass) {
             const auto asked = static_cast<size_t>(length.ask(costs, 1000));
@@ -260,9 +261,9 @@ TEST_CASE("draft length: holds to what is asked of it") {
     }
 }
 
-TEST_CASE("draft length: other sequences in the pass make tokens dearer") {
-    // The pass costs 1 up to 8 tokens and 1 a token more from there on: alone there is room for 7 drafts,
-    // beside 7 others for none.
+TEST_CASE("draft length: other sequences in the pass make tokens more expensive") {
+    // A pass costs 1 up to 8 tokens, and 1 more for each further token: a single sequence can draft 7 tokens,
+    // one of eight sequences none.
     constexpr Pass kFull[] = {{1, 1}, {8, 1}, {9, 2}, {16, 9}, {32, 25}};
     const PassCosts costs(kFull);
     const std::vector<float> said(16, 1.0f);

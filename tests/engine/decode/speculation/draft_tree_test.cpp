@@ -49,7 +49,7 @@ double expected(const Odds &odds, const DraftShape &shape) {
     return sum;
 }
 
-// The yield of the best of all trees with `guesses` nodes.
+// The yield of the best tree with `guesses` nodes.
 double best_of(const Odds &odds, int32_t guesses) {
     double best = 0;
     DraftShape shape{0, std::vector<int32_t>(odds.branches.size(), 0)};
@@ -72,7 +72,7 @@ double best_of(const Odds &odds, int32_t guesses) {
 
 }  // namespace
 
-TEST_CASE("draft tree: of all trees of so many guesses, the one that yields the most tokens") {
+TEST_CASE("draft tree: the chosen tree yields the most tokens among all trees of its size") {
     for (uint64_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
         Random random(seed);
@@ -94,7 +94,7 @@ TEST_CASE("draft tree: of all trees of so many guesses, the one that yields the 
     }
 }
 
-TEST_CASE("draft tree: no more branches than allowed, and none without the token that it stands beside") {
+TEST_CASE("draft tree: no more branches than allowed, and each beside a drafted token") {
     for (uint64_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
         Random random(seed);
@@ -126,7 +126,8 @@ struct Outcome {
     double rate() const { return tokens / seconds; }
 };
 
-// Tokens are right with probability `first`, second choices of those that are not with probability `second`.
+// Tokens are right with probability `first`; where one is not, the second choice is right with probability
+// `second`.
 Outcome simulate(const PassCosts &costs, double first, double second, int32_t most_branches, uint64_t seed) {
     Random random(seed);
     DraftLength length({.most = 16, .branches = most_branches});
@@ -158,20 +159,20 @@ Outcome simulate(const PassCosts &costs, double first, double second, int32_t mo
 
 }  // namespace
 
-TEST_CASE("draft length: where passes of many tokens are cheap and second choices good, trees; else chains") {
+TEST_CASE("draft length: trees if large passes are cheap and second choices good, otherwise chains") {
     for (uint64_t seed = 0; seed < 3; ++seed) {
         CAPTURE(seed);
         const PassCosts flat(kFlat), steep(kSteep);
-        // Half of the first choices are right, most of the second ones where those are not.
+        // Half of the first choices are right, and most of the second choices where the first are not.
         const Outcome tree = simulate(flat, 0.5, 0.8, 4, seed), chain = simulate(flat, 0.5, 0.8, 1, seed);
         CHECK(tree.branches / tree.passes > 1);
         CHECK(chain.branches == 0);
         CHECK(tree.rate() > 1.15 * chain.rate());
-        // Second choices that are never right are soon no longer verified, on this device too.
+        // Second choices that are never right soon stop being verified, on this device as well.
         const Outcome useless = simulate(flat, 0.5, 0, 4, seed);
         CHECK(useless.branches / useless.passes < 0.3);
         CHECK(useless.rate() > 0.97 * simulate(flat, 0.5, 0, 1, seed).rate());
-        // Where every token of a pass costs, a chain of the most probable tokens does better.
+        // If every token of a pass costs much, a chain of the most probable tokens does better.
         const Outcome dear = simulate(steep, 0.8, 0.5, 4, seed);
         CHECK(dear.branches / dear.passes < 0.1);
         CHECK(dear.rate() > 0.97 * simulate(steep, 0.8, 0.5, 1, seed).rate());

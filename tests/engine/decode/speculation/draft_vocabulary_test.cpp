@@ -109,7 +109,7 @@ struct Reciter final : DraftSource {
 
 }  // namespace
 
-TEST_CASE("draft vocabulary: the same tokens are the same, whoever wrote the file") {
+TEST_CASE("draft vocabulary: equal tokens are recognized, whichever program wrote the file") {
     const PieceFile a(made_up_pieces(400)), b(made_up_pieces(400));
     const DraftVocabulary same = compare(a.tokenizer, b.tokenizer);
     CHECK(same.kind() == Kind::Same);
@@ -129,7 +129,7 @@ TEST_CASE("draft vocabulary: the same tokens are the same, whoever wrote the fil
     CHECK(DraftVocabulary(a.tokenizer, 512, b.tokenizer, 448).kind() == Kind::Same);
 }
 
-TEST_CASE("draft vocabulary: a few tokens that differ are not drafted") {
+TEST_CASE("draft vocabulary: the few tokens that differ are not drafted") {
     std::vector<std::string> pieces = made_up_pieces(400);
     const PieceFile target(pieces);
     pieces[390] = "\x1b[31mred";  // untrusted: goes to a terminal in the note
@@ -192,7 +192,7 @@ TEST_CASE("draft vocabulary: the same pieces under other ids are translated both
     }
 }
 
-TEST_CASE("draft vocabulary: real tokenizers are told apart") {
+TEST_CASE("draft vocabulary: real tokenizers are distinguished") {
     const std::vector<std::string> names = {"llama-spm", "llama-bpe", "gpt-2", "qwen2", "phi-3", "starcoder"};
     std::vector<gguf::File> files;
     std::vector<text::Tokenizer> tokenizers;
@@ -210,7 +210,7 @@ TEST_CASE("draft vocabulary: real tokenizers are told apart") {
             CAPTURE(names[a]);
             CAPTURE(names[b]);
             const DraftVocabulary vocabulary = compare(tokenizers[a], tokenizers[b]);
-            // Phi-3 has Llama 2's vocabulary and some tokens more.
+            // Phi-3 has Llama 2's vocabulary and some more tokens.
             const bool related = a == 0 && b == 4;
             CHECK(vocabulary.kind() == (a == b ? Kind::Same : related ? Kind::Mapped : Kind::Other));
             CHECK(vocabulary.note().empty() == (a == b));
@@ -220,7 +220,7 @@ TEST_CASE("draft vocabulary: real tokenizers are told apart") {
         }
 }
 
-TEST_CASE("translated draft: the text of another tokenizer comes out in the model's own tokens") {
+TEST_CASE("translated draft: text in another tokenizer's tokens is translated to the model's own tokens") {
     const std::string whole = read_file(held_out_text()).substr(0, 6000);
     const std::vector<std::pair<std::string, std::string>> pairs = {
         {"llama-bpe", "gpt-2"}, {"llama-spm", "qwen2"}, {"qwen2", "llama-spm"}, {"gemma3", "tekken"}};
@@ -258,7 +258,8 @@ TEST_CASE("translated draft: the text of another tokenizer comes out in the mode
         CAPTURE(accepted);
         CHECK(static_cast<double>(accepted) > 0.97 * static_cast<double>(drafted));
         CHECK(static_cast<double>(accepted) > 6.0 * static_cast<double>(passes));
-        // What it is shown grows at its end only, but for the newest words: its own cache stays of use.
+        // The text that the source sees only grows at its end, except for the newest words, so its cache
+        // stays valid.
         for (size_t i = 1; i < reciter.asked.size(); ++i) {
             const Text &before = reciter.asked[i - 1], &now = reciter.asked[i];
             const auto end =
@@ -269,7 +270,7 @@ TEST_CASE("translated draft: the text of another tokenizer comes out in the mode
     }
 }
 
-TEST_CASE("translated draft: control tokens, ends, and nothing to say") {
+TEST_CASE("translated draft: control tokens, end tokens, and empty drafts") {
     std::vector<std::string> pieces = made_up_pieces(500);
     const PieceFile target(pieces);
     pieces.resize(330);  // fewer merges

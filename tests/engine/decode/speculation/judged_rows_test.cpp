@@ -1,5 +1,5 @@
-// Guesses are judged by the largest logits of their rows where the device selects them, with the result that
-// whole rows have; what goes out of the device is counted.
+// Drafts are verified with candidates if the device selects them, with the same result as with full rows. The
+// test counts what the device sends.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// How well candidates serve a way of sampling.
+// Whether candidates suffice for a way of sampling.
 enum class Rows { Never, SomeRead, All };  // how often whole rows are needed
 struct Sampling {
     std::string name;
@@ -40,7 +40,7 @@ struct Sampling {
     Rows rows;
 };
 
-// Biases that forbid every second token from `first` on, below `vocab`.
+// Biases that forbid every second token below `vocab`, beginning with `first`.
 std::vector<std::pair<TokenId, float>> forbidden(TokenId first, TokenId vocab) {
     std::vector<std::pair<TokenId, float>> biases;
     for (TokenId id = first; id < vocab; id += 2) biases.emplace_back(id, kNever);
@@ -62,7 +62,7 @@ struct Outcome {
     int64_t drafted, accepted, passes, plain_passes, branches, branches_accepted;
     bool operator==(const Outcome &) const = default;
 
-    // Rows that were sampled from: those of drafts and branches, and the one of the prompt.
+    // Rows that were sampled from: those of drafts and branches, and the prompt's.
     int64_t judged() const { return 1 + drafted + passes + plain_passes; }
 };
 
@@ -125,7 +125,7 @@ std::unique_ptr<DraftSource> toy_source(DraftRule rule, uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("judged rows: under both rules candidates give the text, drafts and branches that rows give") {
+TEST_CASE("judged rows: under both rules, candidates give the same text, drafts and branches as full rows") {
     const ExecutorOptions shape{.context = 200, .batch = 64, .cells = 800};  // room for all branches
     for (const DraftRule rule : kRules)
         for (const Sampling &sampling : samplings(kToyVocab)) {
@@ -159,7 +159,7 @@ TEST_CASE("judged rows: under both rules candidates give the text, drafts and br
         }
 }
 
-TEST_CASE("judged rows: what passes cost is measured on passes like those, without whole rows") {
+TEST_CASE("judged rows: pass costs are measured with passes of the same kind, without full rows") {
     ToyRig rig({.context = 4000, .batch = 64});
     rig.backend->selects = 16;
     const auto costs = std::make_shared<SharedCosts>();
@@ -170,7 +170,7 @@ TEST_CASE("judged rows: what passes cost is measured on passes like those, witho
     CHECK(rig.backend->candidates > judged);  // the measurement's
 }
 
-TEST_CASE("judged rows: numbers that are not finite are the answer's error when it comes to them") {
+TEST_CASE("judged rows: logits that are not finite are an error once the answer reaches them") {
     for (const DraftRule rule : kRules) {
         ToyRig rig({.context = 100, .batch = 64});
         rig.backend->selects = 16;
@@ -201,7 +201,7 @@ struct Batched {
     bool operator==(const Batched &) const = default;
 };
 
-// Answers of all ways of sampling but the last, beside each other; `scored`: their probabilities, too.
+// Runs answers with all ways of sampling but the last in one batch; `scored`: also their log-probabilities.
 Batched answer_together(Executor &executor, const std::vector<Sampling> &how, bool scored, int64_t count,
                         const MakeSpeculator &make) {
     CompletionQueue queue(executor, toy_letters(),
@@ -223,7 +223,7 @@ Batched answer_together(Executor &executor, const std::vector<Sampling> &how, bo
 
 }  // namespace
 
-TEST_CASE("judged rows: sequences of a batch are judged by candidates, whole rows come for scores alone") {
+TEST_CASE("judged rows: a batch is verified with candidates; full rows are read only for scores") {
     const std::vector<Sampling> how = samplings(kToyVocab);
     const ExecutorOptions shape{.context = 100, .batch = 96, .sequences = 8};
     for (const DraftRule rule : kRules) {
@@ -249,8 +249,8 @@ TEST_CASE("judged rows: sequences of a batch are judged by candidates, whole row
 
 // --- a model that drafts ---------------------------------------------------------------------------------
 
-TEST_CASE("judged rows: a model drafts by candidates what it drafts by rows") {
-    // Also with tokens that only one of the two models has.
+TEST_CASE("judged rows: a model drafts the same from candidates as from full rows") {
+    // The two models' vocabularies may differ in size.
     for (const int32_t vocab : {30, kToyVocab, 60})
         for (const Sampling &sampling : samplings(kToyVocab))
             for (const bool distributions : {false, true}) {
@@ -315,7 +315,7 @@ Sent take_sent() {
 
 }  // namespace
 
-TEST_CASE("judged rows: on the emulated GPU 8 bytes of each candidate come back, and no row") {
+TEST_CASE("judged rows: on the emulated GPU 8 bytes per candidate are copied back, and no full row") {
     Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
     std::vector<Sampling> how = samplings(kVocab);
     std::erase_if(how, [](const Sampling &s) { return s.name == "hot" || s.name == "penalties"; });
@@ -349,8 +349,7 @@ TEST_CASE("judged rows: on the emulated GPU 8 bytes of each candidate come back,
     }
 }
 
-TEST_CASE(
-    "judged rows: sequences beside each other, and the model that drafts for them, on the emulated GPU") {
+TEST_CASE("judged rows: several sequences and the model that drafts for them, on the emulated GPU") {
     Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
     std::vector<Sampling> how = samplings(kVocab);
     how.erase(how.begin() + 3, how.end() - 1);  // keeps those that never need a row
@@ -368,7 +367,7 @@ TEST_CASE(
     CHECK(got.branches_accepted < got.accepted);
 }
 
-TEST_CASE("judged rows: how sure a greedy draft is, by what the emulated GPU sums up") {
+TEST_CASE("judged rows: the probability of a greedy draft follows from the emulated GPU's sums") {
     Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
     ModelDraft a(whole, "model"), b(selecting, "model");
     Sampler sampler({.temperature = 0, .logit_bias = {{7, kNever}}}, kVocab);

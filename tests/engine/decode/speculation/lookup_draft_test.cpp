@@ -60,7 +60,7 @@ struct Drafted {
     size_t passes = 0, drafted = 0, accepted = 0;
 };
 
-// Continues `prompt` with `answer`, `most` tokens drafted in every pass.
+// Continues `prompt` with `answer`; every pass drafts at most `most` tokens.
 Drafted play(const Text &prompt, const Text &answer, int32_t most, float least_probability) {
     LookupDraft source;
     Text text = prompt;
@@ -122,7 +122,7 @@ TEST_CASE("suffix index: a text of one token, and tokens of any number") {
     CHECK(index.match().length == 1);
 }
 
-TEST_CASE("lookup: goes on as the text did, round and round") {
+TEST_CASE("lookup: continues as the text did, in a loop") {
     LookupDraft source;
     CHECK(source.draft(Text{}, 8, 0).tokens.empty());
     CHECK(source.draft(Text{1, 2, 3, 4, 5}, 8, 0).tokens.empty());
@@ -134,7 +134,7 @@ TEST_CASE("lookup: goes on as the text did, round and round") {
     CHECK(source.name() == "lookup");
 }
 
-TEST_CASE("lookup: after an undo or a shift as if it had never seen more") {
+TEST_CASE("lookup: after an undo or a shift, drafts as if it had never seen more") {
     for (uint64_t seed = 0; seed < 100; ++seed) {
         CAPTURE(seed);
         Random random(seed);
@@ -154,7 +154,7 @@ TEST_CASE("lookup: after an undo or a shift as if it had never seen more") {
     }
 }
 
-TEST_CASE("lookup: an edited copy is taken up again right after every edit") {
+TEST_CASE("lookup: drafting of an edited copy resumes right after every edit") {
     for (uint64_t seed = 0; seed < 10; ++seed) {
         CAPTURE(seed);
         Random random(seed);
@@ -172,15 +172,15 @@ TEST_CASE("lookup: an edited copy is taken up again right after every edit") {
     }
 }
 
-TEST_CASE("lookup: what has nothing to repeat is left alone") {
+TEST_CASE("lookup: text without repetitions is not drafted") {
     Random random(1);
     const Text prompt = random_text(random, 1000, 30), answer = random_text(random, 2000, 30);
-    // Matches of two and three tokens are frequent and say nothing: the source learns that.
+    // Matches of two and three tokens are frequent and useless; the source learns that.
     const Drafted out = play(prompt, answer, 16, 0.3f);
     CHECK(out.drafted < answer.size() / 4);
 }
 
-TEST_CASE("lookup: probabilities are what they say") {
+TEST_CASE("lookup: reported probabilities are right") {
     // A text of 40 tokens, repeated, in which one token in `every` is replaced by another.
     for (const uint64_t every : {5u, 20u}) {
         Random random(every);
@@ -204,13 +204,14 @@ TEST_CASE("lookup: probabilities are what they say") {
     }
 }
 
-TEST_CASE("lookup: of a text that goes on, only the end is read") {
+TEST_CASE("lookup: of a text that grows, only the end is read") {
     Random random(1);
     const Text original = random_text(random, 5000, 30000);
     Text text = original;
     LookupDraft source;
     source.draft(text, 16, 0);
-    // Overwrites the tokens that it has read, except the last ones, by which it recognizes the text.
+    // Overwrites the tokens that were already read, except the last ones, by which the source recognizes the
+    // text.
     std::fill(text.begin(), text.end() - 300, -1);
     for (size_t i = 100; i < 200; ++i) {
         text.push_back(original[i]);

@@ -1,4 +1,4 @@
-// Drafts of models on real backends: caches of every kind, windows, devices.
+// Drafts by models on real backends: caches of every kind, windows, devices.
 #include "engine/decode/speculation/model_draft.h"
 
 #include <doctest/doctest.h>
@@ -106,7 +106,8 @@ TEST_CASE("model draft: with any cache and window, no token and no bit of the lo
                 Executor plain(cpu(), target.program(), shape), guessing(cpu(), target.program(), shape),
                     twin(cpu(), target.program(), shape), other(cpu(), small.program(), {.context = 200});
                 const Continued expected = continue_text(plain, 30, 80, temperature);
-                // A draft that is always right, one that hardly ever is, and the text itself before that.
+                // A draft that is always right, one that is hardly ever right, and before them the text
+                // itself.
                 const Continued right = continue_text(guessing, 30, 80, temperature, with_model(twin, 9)),
                                 wrong = continue_text(guessing, 30, 80, temperature, with_model(other, 9)),
                                 both =
@@ -114,7 +115,7 @@ TEST_CASE("model draft: with any cache and window, no token and no bit of the lo
                 CHECK(right == expected);
                 CHECK(wrong == expected);
                 CHECK(both == expected);
-                // With the same noise, first choices are right and second choices are not.
+                // With the same noise, first choices are right and second choices wrong.
                 CHECK(right.counts.accepted == right.counts.drafted - right.counts.branches);
                 CHECK(right.counts.branches_accepted == 0);
                 CHECK(right.counts.failure == "");
@@ -138,7 +139,7 @@ TEST_CASE("model draft: a context smaller than the text is used for its end") {
     CHECK(got.counts.failure == "");
 }
 
-TEST_CASE("model draft: a draft that is less sure than asked for ends") {
+TEST_CASE("model draft: a draft ends when its probability falls below the minimum") {
     const TinyProgram target({}, 3);
     Executor executor(cpu(), target.program(), {.context = 100});
     for (const float temperature : {0.0f, 0.5f})
@@ -170,7 +171,7 @@ TEST_CASE("model draft: a draft that is less sure than asked for ends") {
         }
 }
 
-TEST_CASE("model draft: where others hold its cache, there is no draft, and later there is") {
+TEST_CASE("model draft: without free cache blocks there is no draft; later there is") {
     const TinyProgram target({}, 3);
     Executor executor(cpu(), target.program(), {.context = 64});
     ModelDraft source(executor, "model");
@@ -195,7 +196,7 @@ TEST_CASE("model draft: tokens that only one of the two models has") {
     }
 }
 
-TEST_CASE("model draft: on the emulated GPU, beside it, and from it, texts are those without drafts") {
+TEST_CASE("model draft: with draft and target on the GPU or the CPU, texts equal those without drafts") {
     const TinyProgram target({.layers = 1, .window = 7}, 3);
     const ExecutorOptions shape{.context = 40, .batch = 16, .slack = 2};
     Executor gpu(cuda(), target.program(), shape), host(cpu(), target.program(), shape);
@@ -216,8 +217,8 @@ TEST_CASE("model draft: on the emulated GPU, beside it, and from it, texts are t
 
 namespace {
 
-// Says what it is told to wherever the text ends with a given token: a chain that is wrong from some place
-// on, and a branch there that is right.
+// Drafts given tokens wherever the text ends with a given token: a chain that is wrong from some position on,
+// and a branch there that is right.
 class Scripted final : public DraftSource {
   public:
     Scripted(std::vector<TokenId> truth, size_t shared) : truth_(std::move(truth)), shared_(shared) {}
@@ -264,7 +265,7 @@ void check_branches(std::unique_ptr<kernels::Backend> (*device)(), const TinyPro
 
 }  // namespace
 
-TEST_CASE("tree: branches that are taken at every position of a block leave the bits of plain decoding") {
+TEST_CASE("tree: branches accepted at every position of a block give the bits of plain decoding") {
     for (const CacheType type : {CacheType::F16, CacheType::Q8_0})
         for (const int32_t window : {0, 9}) {
             const TinyProgram target({.head_dim_k = 32, .head_dim_v = 32, .window = window}, 3);

@@ -21,7 +21,7 @@ constexpr int32_t kVocab = kToyVocab;
 
 }  // namespace
 
-TEST_CASE("pass costs: what was measured, and lines between and behind it") {
+TEST_CASE("pass costs: measured values, and lines between and beyond them") {
     constexpr Pass kMeasured[] = {{1, 10}, {2, 14}, {4, 30}, {8, 38}, {2, 16}, {2, 15}};
     const PassCosts costs(kMeasured);
     CHECK(costs.seconds(1) == doctest::Approx(10));
@@ -52,7 +52,7 @@ TEST_CASE("pass costs: never cheaper for more tokens, whatever was measured") {
     }
 }
 
-TEST_CASE("pass costs: the passes of the sequence correct them") {
+TEST_CASE("pass costs: passes of the answer correct them") {
     constexpr Pass kMeasured[] = {{1, 1}, {4, 2}, {16, 5}, {32, 9}};
     SUBCASE("one observation sets the unit") {
         PassCosts costs;
@@ -61,7 +61,7 @@ TEST_CASE("pass costs: the passes of the sequence correct them") {
         CHECK(costs.seconds(8) == doctest::Approx(0.037));
         CHECK(costs.seconds(1) == doctest::Approx(0.037 / shape));
     }
-    SUBCASE("a size is corrected by its own passes, others by all; a disturbed pass is passed over") {
+    SUBCASE("a size is corrected by its own passes, others by all; a disturbed pass is ignored") {
         PassCosts costs(kMeasured);
         for (int i = 0; i < 60; ++i) {
             costs.observe({1, i % 5 == 0 ? 40.0 : 1.5});
@@ -72,14 +72,14 @@ TEST_CASE("pass costs: the passes of the sequence correct them") {
         CHECK(costs.seconds(16) > 5 * 1.2);
         CHECK(costs.seconds(16) < 5 * 1.6);
     }
-    SUBCASE("what has not been seen for long follows the others") {
+    SUBCASE("sizes that were not seen for long follow the others") {
         PassCosts costs(kMeasured);
         for (int i = 0; i < 10; ++i) costs.observe({16, 50});
         CHECK(costs.seconds(16) == doctest::Approx(50));
         for (int i = 0; i < 300; ++i) costs.observe({1, 1});
         CHECK(costs.seconds(16) == doctest::Approx(5));
     }
-    SUBCASE("nonsense and long prompts are ignored") {
+    SUBCASE("invalid times and long prompts are ignored") {
         PassCosts costs(kMeasured);
         for (int i = 0; i < 20; ++i) {
             costs.observe({0, 1});
@@ -91,13 +91,13 @@ TEST_CASE("pass costs: the passes of the sequence correct them") {
     }
 }
 
-TEST_CASE("pass costs: measured where the sequence stands, which stays as it is") {
+TEST_CASE("pass costs: measured at the end of a sequence, which does not change") {
     ToyRig rig({.context = 400, .batch = 64});
     SingleSequence session(rig.executor);
     REQUIRE(session.feed(std::vector<TokenId>(100, 7)));
     const std::vector<float> logits(session.logits().begin(), session.logits().end());
-    // A pass takes at least from `begin` to `end`, and at most from the end of the pass before it to the
-    // beginning of the next one: however busy the machine is, the measured time lies between these bounds.
+    // A pass takes at least from `begin` to `end`, and at most from the end of the previous pass to the
+    // beginning of the next. On a machine of any load, the measured time lies between these bounds.
     using Clock = std::chrono::steady_clock;
     struct Span {
         int32_t tokens, past;
@@ -147,7 +147,7 @@ TEST_CASE("pass costs: measured where the sequence stands, which stays as it is"
     REQUIRE(session.feed(std::vector<TokenId>(1, 3)));  // the toy checks tables and cells
 }
 
-TEST_CASE("pass costs: what there is no room or no time for is not measured") {
+TEST_CASE("pass costs: sizes without room or time are not measured") {
     const auto sizes = [](ToyRig &rig, const SingleSequence &session, const StopRequest *stop) {
         rig.backend->records.clear();
         const PassCosts costs = measure_pass_costs(session.sequence(), 40, stop);

@@ -91,7 +91,7 @@ Talk converse(Executor &executor, Request request, const Tokens &prompt,
 
 }  // namespace
 
-TEST_CASE("speculator: a single answer is the same, whatever is drafted, and leaves the same session") {
+TEST_CASE("speculator: a single answer and the sequence after it are the same, whatever is drafted") {
     int64_t drafted = 0, accepted = 0, branches = 0, taken = 0;
     for (uint32_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
@@ -199,7 +199,7 @@ TEST_CASE("speculator: an interrupt during a pass with drafts leaves none of the
     CHECK(queue.kept(answer.done.kept)->pending() == 0);
 }
 
-TEST_CASE("speculator: an end token among accepted ones drops those behind it") {
+TEST_CASE("speculator: an end token among accepted tokens drops those after it") {
     ToyRig plain({.context = 100, .batch = 64}), guessing({.context = 100, .batch = 64});
     const Tokens prompt{{1, 2, 3}};
     Request request{.input = {}, .limits = {.max_tokens = 20, .ignore_end = true}};
@@ -227,7 +227,7 @@ class FailingDraft final : public DraftSource {
 
 }  // namespace
 
-TEST_CASE("speculator: where a source fails, the next one is heard, and the answer is the same") {
+TEST_CASE("speculator: if a source fails, the next one drafts, and the answer is the same") {
     ToyRig plain({.context = 100, .batch = 64}), guessing({.context = 100, .batch = 64});
     const Request request{.input = {}, .limits = {.max_tokens = 50, .ignore_end = true}};
     std::vector<std::unique_ptr<DraftSource>> sources;
@@ -241,7 +241,7 @@ TEST_CASE("speculator: where a source fails, the next one is heard, and the answ
     CHECK(talk.counts.accepted > 5);
 }
 
-TEST_CASE("speculator: logits that are not finite are the answer's error when it comes to them") {
+TEST_CASE("speculator: logits that are not finite are an error once the answer reaches them") {
     for (const bool guess : {false, true}) {
         ToyRig rig({.context = 100, .batch = 64});
         rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
@@ -279,7 +279,7 @@ std::vector<Request> random_requests(std::mt19937 &rng, int32_t context) {
     return requests;
 }
 
-// By the request's number and the sample.
+// Keyed by request number and sample.
 AllAnswers answers(CompletionQueue &queue, const std::vector<Request> &requests, std::mt19937 *rng) {
     std::vector<RequestId> ids;
     AllAnswers all, numbered;
@@ -361,7 +361,7 @@ TEST_CASE("speculator: in a queue, each sequence drafts for itself and no answer
 
 namespace {
 
-// How often each pair of tokens follows the prompt, over many streams; the odds that the model itself gives.
+// How often each pair of tokens follows the prompt over many streams, and the model's own probabilities.
 struct Pairs {
     std::map<std::pair<TokenId, TokenId>, double> seen, odds;
     int draws = 0;
@@ -432,7 +432,7 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
 
 }  // namespace
 
-TEST_CASE("speculator: under both rules, texts have the model's distribution after the whole chain") {
+TEST_CASE("speculator: under both rules, texts have the distribution of the model's sampler chain") {
     SamplingOptions sampling;
     sampling.temperature = 2.5f, sampling.top_k = 12, sampling.top_p = 0.98f, sampling.min_p = 0.01f;
     sampling.repeat_penalty = 1.3f;
@@ -447,7 +447,7 @@ TEST_CASE("speculator: under both rules, texts have the model's distribution aft
         }
 }
 
-TEST_CASE("speculator: the test of distributions sees a rule that is wrong") {
+TEST_CASE("speculator: the distribution test detects a wrong rule") {
     SamplingOptions sampling;
     sampling.temperature = 2.5f, sampling.top_k = 12;
     // Drafts that claim to be drawn from the model's own distribution are always accepted.

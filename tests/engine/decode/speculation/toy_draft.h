@@ -1,4 +1,4 @@
-// A source of drafts that knows the toy model (toy_backend.h) and errs with a given probability.
+// A draft source that knows the toy model (toy_backend.h) and errs with a given probability.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Trees of guesses on the toy model: their gain, the state after them, and drafting for many sequences.
+// Draft trees on the toy model: their gain, the state after them, and drafting for many sequences.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -48,7 +48,7 @@ Done answer(Executor &executor, const std::vector<TokenId> &prompt, int64_t coun
 
 }  // namespace
 
-TEST_CASE("tree: second choices that are right where the first is not save passes") {
+TEST_CASE("tree: right second choices beside wrong first ones save passes") {
     const std::vector<TokenId> prompt = {3, 1, 4};
     ToyRig plain({.context = 400});
     std::vector<TokenId> truth = prompt;
@@ -65,15 +65,15 @@ TEST_CASE("tree: second choices that are right where the first is not save passe
         accepted[second] = done.speculation->mean_accepted();
         passes[second] = static_cast<double>(rig.backend->records.size());
     }
-    // Chains of 4 tokens at 50% give 15/16 accepted tokens a pass. A second choice that is always right adds
-    // one token, except in the 1 of 16 passes whose chain was right to the end.
+    // Chains of 4 tokens at 50% give 15/16 accepted tokens per pass. A second choice that is always right
+    // adds one token, except in the 1 of 16 passes whose chain was right to the end.
     CHECK(accepted[0.0] == doctest::Approx(0.94).epsilon(0.2));
     CHECK(accepted[1.0] == doctest::Approx(0.94 + 0.94).epsilon(0.15));
     CHECK(accepted[0.5] > 1.2 * accepted[0.0]);
     CHECK(passes[1.0] < 0.75 * passes[0.0]);
 }
 
-TEST_CASE("tree: what branches share is computed once, and their blocks go back") {
+TEST_CASE("tree: shared prefixes of branches are computed once, and their blocks are freed") {
     ToyRig rig({.context = 200, .batch = 64});
     const FreeBlocks free = rig.executor.free_blocks();
     {
@@ -105,7 +105,7 @@ TEST_CASE("tree: what branches share is computed once, and their blocks go back"
     CHECK(rig.executor.free_blocks() == free);
 }
 
-TEST_CASE("tree: a branch for which there is no block or no place is left out") {
+TEST_CASE("tree: a branch without a free block or row is left out") {
     ToyRig small({.context = 64, .batch = 64}), narrow({.context = 64, .batch = 4});
     for (ToyRig *rig : {&small, &narrow}) {
         const bool full = rig == &small;
@@ -120,7 +120,7 @@ TEST_CASE("tree: a branch for which there is no block or no place is left out") 
     }
 }
 
-TEST_CASE("tree: lookup takes two earlier continuations, and the text goes on with either") {
+TEST_CASE("tree: lookup drafts two earlier continuations, and the text continues with either") {
     // "1 2 3" was followed by 4 and by 9, in this order.
     const std::vector<TokenId> text = {1, 2, 3, 4, 5, 6, 8, 1, 2, 3, 9, 7, 7, 6, 8, 8, 1, 2, 3};
     LookupDraft lookup;
@@ -148,7 +148,7 @@ TEST_CASE("tree: lookup takes two earlier continuations, and the text goes on wi
     CHECK(done.speculation->branches_accepted > 5);
 }
 
-TEST_CASE("tree: under the rejection rule, and with one continuation, drafts are chains") {
+TEST_CASE("tree: under the rejection rule, and with one branch, drafts are chains") {
     for (const bool rejection : {false, true}) {
         ToyRig rig({.context = 200});
         std::vector<std::unique_ptr<DraftSource>> sources;
@@ -165,7 +165,7 @@ TEST_CASE("tree: under the rejection rule, and with one continuation, drafts are
 
 // --- models that draft -----------------------------------------------------------------------------------
 
-TEST_CASE("model draft: in a batch, sequences draft in common passes, and say what they would alone") {
+TEST_CASE("model draft: in a batch, sequences draft in common passes, and get the same drafts as alone") {
     const auto run = [](int32_t parallel, ToyRig &target, ToyRig &draft) {
         CompletionQueue queue(target.executor, toy_letters(),
                               {.parallel = parallel, .drafts = [&draft] {
@@ -181,7 +181,7 @@ TEST_CASE("model draft: in a batch, sequences draft in common passes, and say wh
         }
         std::map<uint64_t, std::string> texts;
         for (const auto &[key, answered] : answer_all(queue)) texts[key.first] = answered.text;
-        // First choices are right, second choices are not.
+        // First choices are right, second choices wrong.
         const SpeculationCounts counts = queue.speculation();
         CHECK(counts.drafted == counts.accepted + counts.branches);
         return texts;
@@ -225,7 +225,7 @@ TEST_CASE("model draft: an interrupt while it reads the prompt ends the answer a
     CHECK(again.speculation->accepted > 10);
 }
 
-TEST_CASE("model draft: what fails of many drafts made together ends alone") {
+TEST_CASE("model draft: a failure among drafts made together ends only that draft") {
     const ExecutorOptions shape{.context = 100, .batch = 64, .sequences = 3};
     ToyRig lost(shape), shared(shape), other(shape);
     lost.backend->on_execute = [](const kernels::Batch &) {
@@ -260,7 +260,7 @@ TEST_CASE("model draft: what fails of many drafts made together ends alone") {
         CHECK(why.find(s.failure) != std::string::npos);
         CHECK(s.speculator->drafts().size() == (why.empty() ? 5 : 0));
     }
-    // A source that failed is not asked again, and its cache is free for the others.
+    // A source that failed is not used again, and its cache is free for the others.
     Speculator::propose_together(parts);
     for (const Sequence &s : sequences)
         CHECK(s.speculator->drafts().size() == (s.speculator->counts().failure.empty() ? 5 : 0));
@@ -268,7 +268,7 @@ TEST_CASE("model draft: what fails of many drafts made together ends alone") {
     CHECK(shared.executor.free_blocks() == other.executor.free_blocks());
 }
 
-TEST_CASE("model draft: a draft that failed says so once, and the next one is as if nothing had been") {
+TEST_CASE("model draft: a failed draft is reported once, and does not affect the next one") {
     ToyRig rig({.context = 100, .batch = 64});
     bool damaged = true;
     rig.backend->model = [&](const std::vector<int32_t> &prefix, std::span<float> logits) {

@@ -32,7 +32,7 @@ std::string format_name(const VocabularyFile &file) {
     return prompt.tool_format() ? std::string(prompt.tool_format()->name) : "";
 }
 
-// Renders a call and its result, and reads the call back.
+// Renders a call and its result, and parses the call again.
 std::vector<text::ToolCall> there_and_back(const VocabularyFile &file, const std::string &arguments) {
     const auto loaded = file.load();
     const ChatPrompt prompt(loaded.file, loaded.tokenizer);
@@ -81,13 +81,13 @@ TEST_CASE("tool format: found by what the template writes") {
     CHECK(format_name(with_template("{{ raise_exception('no tools') }}")) == "");
 }
 
-TEST_CASE("tool format: found by the marks in the template or the vocabulary where no call is written") {
+TEST_CASE("tool format: found by marks in the template or the vocabulary if the template writes no call") {
     CHECK(format_name(with_template(chat("") + "{# <tool_call> and </tool_call>, tools #}")) == "Hermes");
     CHECK(format_name(with_template(chat("") + "{{ tools }}", {"<|tool_call_start|>"})) == "LFM2");
     CHECK(format_name(with_template(chat(""), {"<|tool_call_start|>"})) == "");
 }
 
-TEST_CASE("tool format: calls of a conversation come back, as objects or as text") {
+TEST_CASE("tool format: calls in a conversation are read back, with arguments as objects or as text") {
     for (const std::string &source : {kHermes, kText, kParameters}) {
         CAPTURE(source);
         for (const std::string arguments : {"{}", R"({"city":"Rom\"e","n":[1,{"a":null}]})"}) {
@@ -98,7 +98,7 @@ TEST_CASE("tool format: calls of a conversation come back, as objects or as text
     }
 }
 
-TEST_CASE("tool format: the published templates") {
+TEST_CASE("tool format: detected in the published templates") {
     if (!has_shared_data("chat/templates")) {
         MESSAGE("../shared/data is not there: skipped");
         return;

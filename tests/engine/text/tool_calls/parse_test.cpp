@@ -1,4 +1,4 @@
-// Tool calls in every format: written by code independent of the table of formats, and parsed.
+// Tool calls in every format, written by code that does not use the table of formats, and parsed.
 #include "engine/text/tool_calls/parse.h"
 
 #include <doctest/doctest.h>
@@ -263,7 +263,8 @@ std::string word(Random &random, std::string_view letters, size_t most) {
     return text;
 }
 
-// Random values. Strings have no marks of a format; if not `simple`, they have characters that JSON escapes.
+// Random values. Strings contain no marks of a format; unless `simple`, they have characters that JSON
+// escapes.
 Json random_value(Random &random, bool simple) {
     const std::string_view letters = simple ? "abc XYZ019.,_" : "abc XYZ019.,{}[]\":\\/'\n\t=()<>";
     switch (random.below(simple ? 5 : 6)) {
@@ -330,7 +331,7 @@ TEST_CASE("tool calls: every format of the table is written and read back") {
     }
 }
 
-TEST_CASE("tool calls: a text that comes in two pieces, cut anywhere, gives the same") {
+TEST_CASE("tool calls: a text in two pieces, split anywhere, gives the same result") {
     for (const ToolFormat &format : tool_formats()) {
         CAPTURE(format.name);
         Random random(7);
@@ -348,7 +349,7 @@ TEST_CASE("tool calls: a text that comes in two pieces, cut anywhere, gives the 
             const ParsedAnswer rest = splitter.flush();
             CHECK(content + rest.content == whole.content);
             CHECK(rest.calls == whole.calls);
-            // A text that is cut off is a call, or unchanged content.
+            // An incomplete text is either a call, or content that is left unchanged.
             const std::string part = text.substr(0, cut);
             const ParsedAnswer begun = parse_tool_calls(format, tools, part);
             if (begun.calls.empty()) CHECK(begun.content == part);
@@ -371,7 +372,7 @@ TEST_CASE("tool calls: text without marks comes through as it arrives") {
     CHECK(json.flush().content == "\n{\"a\": 1}");
 }
 
-TEST_CASE("tool calls: what cannot be read is content, with a note") {
+TEST_CASE("tool calls: text that cannot be parsed is content, with a note") {
     const ToolUse tools = tools_of({{"f", Json::object()}});
     const auto check = [&](const std::string &name, const std::string &text) {
         CAPTURE(text);
@@ -406,7 +407,7 @@ TEST_CASE("tool calls: what cannot be read is content, with a note") {
     CHECK(two.note != "");
 }
 
-TEST_CASE("tool calls: thousands of begun calls and of open brackets are content as they stand") {
+TEST_CASE("tool calls: thousands of incomplete calls and open brackets stay content") {
     const ToolUse tools = tools_of({{"f", Json::object()}});
     for (const ToolFormat &format : tool_formats()) {
         CAPTURE(format.name);
@@ -433,7 +434,7 @@ TEST_CASE("tool calls: thousands of begun calls and of open brackets are content
     }
 }
 
-TEST_CASE("tool calls: held-back whitespace is read once, not once for each piece") {
+TEST_CASE("tool calls: held-back whitespace is searched once, not for each piece") {
     // With 1.2 MB of whitespace in 300,000 pieces, a search from its beginning for each piece takes hours.
     const ToolUse tools = tools_of({{"f", Json::object()}});
     const std::string call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
@@ -461,7 +462,7 @@ TEST_CASE("tool calls: held-back whitespace is read once, not once for each piec
         }
 }
 
-TEST_CASE("tool calls: a bad call, or one that is cut off, leaves the good ones beside it") {
+TEST_CASE("tool calls: a malformed or incomplete call does not affect the valid ones beside it") {
     const ToolUse tools = tools_of({{"f", Json::object()}});
     const auto check = [&](const std::string &name, const std::string &text, size_t calls,
                            const std::string &content) {
@@ -514,7 +515,7 @@ TEST_CASE("tool calls: an answer has at most kMaxToolCalls, what follows is cont
     CHECK(rest.note.find("too many calls") != std::string::npos);
 }
 
-TEST_CASE("tool calls: a parameter that may be a string or something else is what its schema allows") {
+TEST_CASE("tool calls: a parameter that may be a string or another type is parsed as its schema allows") {
     const ToolUse tools =
         read_tools(parse_json(R"([{"name": "f", "parameters": {"$ref": "#/$defs/all", "$defs": {
         "all": {"properties": {
@@ -545,7 +546,7 @@ TEST_CASE("tool calls: a parameter that may be a string or something else is wha
     CHECK(value("count", "[12]") == "[12]");
 }
 
-TEST_CASE("tool calls: spellings beside the written one") {
+TEST_CASE("tool calls: alternative spellings") {
     const ToolUse tools = tools_of({{"f", {{"city", "Rome"}}}});
     const auto arguments = [&](const std::string &name, const std::string &text) {
         const ParsedAnswer answer = parse_tool_calls(format_of(name), tools, text);
@@ -600,7 +601,7 @@ TEST_CASE("tool calls: ids are nine letters and digits, and differ between turns
     CHECK(first[0].size() == 9);
 }
 
-TEST_CASE("tools: definitions, names that cannot be called, the choice") {
+TEST_CASE("tools: definitions, names that cannot be called, and the tool choice") {
     std::vector<std::string> notes;
     ToolUse use = read_tools(parse_json(R"([
         {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}},

@@ -176,7 +176,7 @@ TEST_CASE("cuda attention: decode reads every K/V byte once") {
 
 // The emulator sums products of f16 in one order on all devices, so the versions for sm_75, which load
 // differently and need less shared memory, must give the same bits.
-TEST_CASE("cuda attention: on sm_75 the same, in 64 KB of shared memory") {
+TEST_CASE("cuda attention: sm_75 gives the same bits with 64 KB of shared memory") {
     using enum CacheType;
     uint64_t seed = 100;
     for (const auto &[k_type, v_type, dim_k, dim_v] : {std::tuple{F16, F16, 128, 128},

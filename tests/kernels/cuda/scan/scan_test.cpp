@@ -1,5 +1,5 @@
-// Recurrent steps on the emulated device: random programs of one step between tables and logits, held against
-// double precision and against themselves in other chunks, batches and state slots.
+// Recurrent steps on the emulated device: random programs of one step between tables and logits, compared
+// with double precision and with themselves in other chunks, batches and state slots.
 #include "kernels/cuda/scan/scan.h"
 
 #include <doctest/doctest.h>

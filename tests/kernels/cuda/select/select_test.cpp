@@ -111,7 +111,7 @@ TEST_CASE("cuda select: argmax takes the first of the largest, whatever the grid
         }
 }
 
-TEST_CASE("cuda select: zeros of both signs are equal, and what is not finite comes first") {
+TEST_CASE("cuda select: zeros of both signs are equal, and values that are not finite come first") {
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
     CHECK(argmax({1, 4, {-0.0f, 0.0f, -1, 0.0f}}, 1)[0] == 0);
     CHECK(argmax({1, 3, {-1, -0.0f, 0.0f}}, 1)[0] == 1);

@@ -136,7 +136,7 @@ TEST_CASE("edit screen: another width redraws the text in its place") {
     }
 }
 
-TEST_CASE("edit screen: characters whose width the terminal sees otherwise do not move other rows") {
+TEST_CASE("edit screen: characters that the terminal shows in another width do not move other rows") {
     // The terminal model gives a cluster of joined emoji the cells of all its parts.
     std::string families;
     for (int i = 0; i < 30; ++i) families += "\U0001F468\u200D\U0001F469\u200D\U0001F467";

@@ -44,7 +44,7 @@ std::vector<Key> joined(const std::vector<Key> &keys) {
 
 }  // namespace
 
-TEST_CASE("keys: the sequences of terminals of today") {
+TEST_CASE("keys: the sequences of today's terminals") {
     for (const char *up : {"\x1b[A", "\x1bOA", "\x1b[1;2A"}) CHECK(only(up) == Key{Key::Up});
     CHECK(only("\x1b[D") == Key{Key::Left});
     for (const char *word : {"\x1b[1;5D", "\x1b[1;3D",
@@ -67,7 +67,7 @@ TEST_CASE("keys: the sequences of terminals of today") {
     CHECK(only("gr\u00fc\u00df") == Key{Key::Text, "gr\u00fc\u00df"});
 }
 
-TEST_CASE("keys: an ESC is a key only after a while, a cut character never appears") {
+TEST_CASE("keys: a lone ESC becomes a key after a pause; an incomplete character never appears") {
     KeyDecoder decoder;
     decoder.push("\x1b");
     CHECK(!decoder.next());
@@ -88,7 +88,7 @@ TEST_CASE("keys: an ESC is a key only after a while, a cut character never appea
     CHECK(only("\xc2\x9b") == Key{Key::Unknown});  // a C1 control
 }
 
-TEST_CASE("keys: a paste is one key, cleaned; only a Ctrl-C behind it that was typed ends it early") {
+TEST_CASE("keys: a paste is one cleaned key; only a typed Ctrl-C after it ends it early") {
     CHECK(only("\x1b[200~a\rb\r\nc\x07\x1b[A\td\r\r\x1b[201~") == Key{Key::Paste, "a\nb\nc[A\td"});
     KeyDecoder decoder;
     decoder.push("\x1b[200~one\x03/exit\r");

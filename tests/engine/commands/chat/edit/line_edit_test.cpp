@@ -55,7 +55,7 @@ TEST_CASE("line edit: moving, erasing, killing and yanking") {
     CHECK(type(edit, "\x0c") == Action::Redraw);
 }
 
-TEST_CASE("line edit: three ways to a further line") {
+TEST_CASE("line edit: three ways to insert a newline") {
     for (const char *newline : {"\x1b\r", "\n", "\\\r"}) {
         CAPTURE(newline);
         History none;
@@ -70,7 +70,8 @@ TEST_CASE("line edit: three ways to a further line") {
     CHECK(pasted.message() == "ends with \\");
 }
 
-TEST_CASE("line edit: quotes typed alone on the first line begin a block, pasted or with text they do not") {
+TEST_CASE(
+    "line edit: three quotes typed alone on the first line begin a block; pasted or with text they do not") {
     const auto message = [](std::string_view bytes) -> std::optional<std::string> {
         History none;
         LineEdit edit(none, ">>> ", true);
@@ -138,7 +139,7 @@ TEST_CASE("line edit: Ctrl-R searches backwards") {
     CHECK(edit.message() == "beta");
 }
 
-TEST_CASE("line edit: the history keeps the newest lines and no repetition") {
+TEST_CASE("line edit: the history keeps the newest lines, without repetitions") {
     History history({}, 3);
     for (const char *line : {"a", "b", "b", "c", "d"}) history.add(line);
     REQUIRE(history.size() == 3);
