@@ -33,8 +33,11 @@ completion::WrittenAnswer written_in(const Json &entry) try {
     const Json *written = text::find_member(entry, "written");
     if (!written) return {};
     completion::WrittenAnswer answer;
-    const Json &after = written->at("after");
-    answer.after = {after.at(0).get<uint64_t>(), {after.at(1).get<uint64_t>(), after.at(2).get<uint64_t>()}};
+    const auto number = [&](size_t i) {
+        const Json &value = written->at("after").at(i);
+        return value.is_number_unsigned() ? value.get<uint64_t>() : 0;
+    };
+    answer.after = {number(0), {number(1), number(2)}};
     for (const Json &id : written->at("tokens")) {
         if (!id.is_number_integer() || id < 0 || id > INT32_MAX) return {};
         answer.tokens.push_back(id.get<text::TokenId>());
