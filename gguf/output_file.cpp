@@ -239,7 +239,7 @@ void OutputFile::put_in_place() {
             fail();
         if (fchmod(fd_, target.status.st_mode & 0777) != 0) fail();
     }
-    if (fsync(fd_) != 0 && errno != EINVAL) fail();
+    if (options_.is_synced && fsync(fd_) != 0 && errno != EINVAL) fail();
     const std::string name = path_.filename().native();
     const unsigned int how = target.exists ? 0 : RENAME_NOREPLACE;
     int result = renameat2(folder_, temporary_.c_str(), folder_, name.c_str(), how);
@@ -248,7 +248,7 @@ void OutputFile::put_in_place() {
     if (result != 0) fail();
     temporary_.clear();
     if (const auto id = file_id(fd_)) note_made(*id);
-    if (fsync(folder_) != 0 && errno != EINVAL && errno != EROFS) fail();
+    if (options_.is_synced && fsync(folder_) != 0 && errno != EINVAL && errno != EROFS) fail();
 }
 
 void OutputFile::commit() {

@@ -47,6 +47,7 @@ struct OutputOptions {
     bool overwrite = false;
     bool is_private = false;  // a new file is readable by its owner only: mode 0600
     std::string_view own{};   // the first bytes of files that may be replaced; empty: none
+    bool is_synced = true;    // false: after a power failure, the file may be damaged
 };
 
 // Throws OutputRefused if an OutputFile made now would. Lets commands check before they compute for hours.

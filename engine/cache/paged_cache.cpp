@@ -81,6 +81,12 @@ PagedCache::PagedCache(std::span<const GroupLayout> groups, int32_t slack, Block
     }
 }
 
+bool PagedCache::is_seen(size_t group, int32_t block, int32_t length) const {
+    const auto [window, sinks] = reaches_[group];
+    if (window == 0 || int64_t{block} * kBlockTokens < sinks) return true;
+    return block >= std::max(0, length - window + 1) / kBlockTokens;
+}
+
 SequenceCache PagedCache::new_sequence() {
     SequenceCache sequence;
     for (size_t g = 0; g < groups(); ++g) sequence.groups_.emplace_back(*pools_[g], reaches_[g], slack_);

@@ -94,6 +94,8 @@ class PagedCache {
     const BlockPool &pool(size_t group) const { return *pools_[group]; }
     const BlockPool *states() const { return states_ ? &states_->pool() : nullptr; }  // null: none
     const CacheStatistics &statistics() const { return statistics_; }
+    // Whether a token in cell `length` or after it attends to a cell of the block.
+    bool is_seen(size_t group, int32_t block, int32_t length) const;
 
     SequenceCache new_sequence();
     // Returns a second sequence with the same tokens in the same blocks.

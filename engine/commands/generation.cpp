@@ -11,6 +11,7 @@
 
 #include "engine/commands/load_progress.h"
 #include "engine/commands/sandbox/sandbox.h"
+#include "engine/commands/stored_prompts.h"
 #include "engine/decode/error.h"
 #include "engine/decode/sampling_settings.h"
 #include "gguf/base/random_seed.h"
@@ -257,6 +258,7 @@ Json report_json(const Report &report) {
                  {"placement", report.placement},
                  {"timings", timings_json(report)}};
     if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
+    if (report.stored) json["stored_prompts"] = stored_json(*report.stored);
     return json;
 }
 
@@ -275,7 +277,8 @@ std::string report_text(const Report &report) {
         static_cast<long long>(report.prompt_tokens) - static_cast<long long>(t.prefill_tokens),
         t.prefill_rate(), t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
         report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed), report.placement.c_str());
-    return text + (report.speculation ? speculation_text(*report.speculation) : std::string());
+    return text + (report.speculation ? speculation_text(*report.speculation) : std::string()) +
+           (report.stored ? stored_text(*report.stored) : std::string());
 }
 
 void note_inputs(std::initializer_list<std::optional<std::string>> paths) {

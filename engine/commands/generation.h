@@ -58,6 +58,7 @@ struct Report {
     std::string finish_reason;
     std::string placement;  // where the model's layers ran
     std::optional<decode::SpeculationCounts> speculation = {};
+    std::optional<StoredReport> stored = {};  // nullopt: no prompts on the disk were used
 };
 Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,
               const completion::Done &done);

@@ -56,6 +56,18 @@ struct TemplateFlags {
 
 using Overflow = completion::OverflowPolicy;
 
+struct PromptStoreFlags {  // --prompt-cache auto (stored_prompts.h)
+    bool is_on = true;
+    int64_t most_bytes = int64_t{4} << 30;
+};
+// What such a store did.
+struct StoredReport {
+    std::string folder;
+    size_t found, saved;      // tokens
+    size_t damaged, removed;  // files
+    std::string problem;      // empty: none
+};
+
 struct StatsFlags {
     bool print = false;
     std::string file;
@@ -90,7 +102,8 @@ struct RunOptions {
     Overflow overflow = Overflow::Error;
     std::optional<std::string> prompt_cache;  // file of a prefilled prompt
     std::optional<std::string> trace;         // file of a timeline
-    int32_t samples = 1, beams = 1;           // not both above 1
+    PromptStoreFlags store{.is_on = false};
+    int32_t samples = 1, beams = 1;  // not both above 1
 };
 
 struct BatchOptions {
@@ -108,6 +121,7 @@ struct BatchOptions {
     Overflow overflow = Overflow::Error;
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...
+    PromptStoreFlags store;
 };
 
 struct ChatOptions {
@@ -124,6 +138,7 @@ struct ChatOptions {
     bool go_on = false;                 // the last chat with the model
     std::optional<std::string> saved;   // a saved chat, or the name of a new one
     std::vector<std::string> attached;  // files that go with the first message
+    PromptStoreFlags store;
 };
 
 struct InspectOptions {

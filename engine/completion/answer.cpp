@@ -44,16 +44,29 @@ std::string Answer::take(TokenId id) {
     assert(!over_);
     if (is_end(id)) return end(FinishReason::Stop);
     tokens_.push_back(id);
-    std::string text = characters_.push(matcher_.push(vocabulary_.text(id)));
+    const std::string certain = matcher_.push(vocabulary_.text(id));
+    bytes_ += certain.size();
+    std::string text = characters_.push(certain);
     if (matcher_.stopped()) text += end(FinishReason::Stop);
     return text;
+}
+
+std::vector<TokenId> Answer::written() const {
+    size_t bytes = 0, count = 0;
+    for (; count < tokens_.size(); ++count) {
+        bytes += vocabulary_.text(tokens_[count]).size();
+        if (bytes > bytes_) break;
+    }
+    return {tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(count)};
 }
 
 std::string Answer::end(FinishReason reason, std::string_view ending) {
     assert(!over_);
     over_ = true;
     reason_ = reason;
-    std::string rest = characters_.push(matcher_.flush() + std::string(ending));
+    const std::string held = matcher_.flush();
+    bytes_ += held.size();
+    std::string rest = characters_.push(held + std::string(ending));
     rest += characters_.flush();
     return rest;
 }

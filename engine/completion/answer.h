@@ -58,6 +58,8 @@ class Answer {
     FinishReason reason() const { return reason_; }
     // The tokens of the answer, without the token that ended it.
     const std::vector<TokenId> &tokens() const { return tokens_; }
+    // Those of them whose text is part of the answer: not those of a stop string.
+    std::vector<TokenId> written() const;
 
   private:
     bool is_end(TokenId id) const;
@@ -67,6 +69,7 @@ class Answer {
     StopMatcher matcher_;
     text::Utf8Stream characters_;
     std::vector<TokenId> tokens_;
+    size_t bytes_ = 0;  // of the text, before it was divided into characters
     FinishReason reason_ = FinishReason::Stop;
     bool over_ = false;
 };

@@ -83,6 +83,7 @@ struct Done {
     std::vector<text::ToolCall> calls = {};  // tool calls; their text is in no Piece
     std::string note = {};                   // why text that looks like a tool call is not one; usually empty
     SequenceHandle kept = kNoSequence;       // under Request::keep
+    WrittenAnswer written = {};              // of a turn, under Request::keep: for Messages::written
 };
 // "tool_calls" for an answer (a Done or a Reply) that ended with calls, otherwise the name of its reason.
 template <class Answered>

@@ -49,7 +49,7 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
     size_t fixed = 0;
     OverflowPolicy overflow = request.overflow;
     if (const auto *turns = std::get_if<Messages>(&request.input)) {
-        prompt = render(turns->turns, turns->tools.get());
+        prompt = render(turns->turns, turns->tools.get(), turns->written);
         if (request.overflow != OverflowPolicy::Error) fixed = fixed_tokens(*turns, prompt.tokens);
     } else if (const auto *raw = std::get_if<RawText>(&request.input)) {
         if (raw->suffix && !infill_)
@@ -70,7 +70,8 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
     return fitted(std::move(prompt), overflow, fixed, context);
 }
 
-Prompt PromptFormat::render(std::span<const text::Message> turns, const text::ToolUse *tools) const {
+Prompt PromptFormat::render(std::span<const text::Message> turns, const text::ToolUse *tools,
+                            std::span<const WrittenAnswer> written) const {
     try {
         static const text::Json kNone = text::Json::array();
         const bool shown = tools && tools->choice != text::ToolUse::Choice::None;
@@ -82,7 +83,10 @@ Prompt PromptFormat::render(std::span<const text::Message> turns, const text::To
         for (size_t i = segments.size() - std::min<size_t>(segments.size(), 4); i < segments.size(); ++i)
             end += segments[i].text;
         const base::TraceSpan tokenizing("tokenize");
-        return {tokenizer_->encode(segments), true, chat_.reasoning().begins_inside(end)};
+        return {.tokens = completion::encode(*tokenizer_, segments, written),
+                .is_turn = true,
+                .begins_inside = chat_.reasoning().begins_inside(end),
+                .mark = mark_of(segments)};
     } catch (const text::jinja::TemplateError &error) {
         const bool refused = error.kind == text::jinja::TemplateError::Kind::Raised;
         throw DecodeError(DecodeError::Kind::BadInput,
@@ -92,8 +96,7 @@ Prompt PromptFormat::render(std::span<const text::Message> turns, const text::To
     }
 }
 
-// The number of tokens before the first message after the system prompt: the common prefix of the prompt and
-// one whose user message is empty.
+// The common prefix of the prompt and one whose user message is empty.
 size_t PromptFormat::fixed_tokens(const Messages &messages, std::span<const TokenId> tokens) const {
     std::vector<text::Message> silent;
     for (const text::Message &message : messages.turns) {
@@ -101,7 +104,7 @@ size_t PromptFormat::fixed_tokens(const Messages &messages, std::span<const Toke
         silent.push_back(message);
     }
     silent.push_back({"user", "", ""});
-    const std::vector<TokenId> other = render(silent, messages.tools.get()).tokens;
+    const std::vector<TokenId> other = render(silent, messages.tools.get(), {}).tokens;
     const auto end = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first;
     return static_cast<size_t>(end - tokens.begin());
 }

@@ -22,6 +22,7 @@ struct Prompt {
     bool begins_inside = false;  // the answer begins inside the model's reasoning
     std::optional<size_t> shift_keeping = {};  // tokens that a context shift keeps; nullopt: no shift
     int64_t left_out = 0;                      // tokens dropped to fit the context
+    PromptMark mark = {};                      // of a conversation
 };
 
 // How many leading tokens a full context keeps, for a system prompt of `fixed` tokens; nullopt for Error.
@@ -52,8 +53,11 @@ class PromptFormat {
     Prompt make(const Request &request, size_t context) const;
     // The whole conversation as token ids.
     std::vector<TokenId> encode(std::span<const text::Message> turns) const {
-        return render(turns, nullptr).tokens;
+        return render(turns, nullptr, {}).tokens;
     }
+
+    // How many of a prompt's tokens come before the first message after the system prompt.
+    size_t fixed_tokens(const Messages &messages, std::span<const TokenId> tokens) const;
 
     // If a conversation leaves less than a quarter of the context for the answer, drops its oldest turns (for
     // DropMiddle those after the first) down to half of the context, so that the next message fits as well.
@@ -76,8 +80,8 @@ class PromptFormat {
     std::string closing_mark() const;
 
   private:
-    Prompt render(std::span<const text::Message> turns, const text::ToolUse *tools) const;
-    size_t fixed_tokens(const Messages &messages, std::span<const TokenId> tokens) const;
+    Prompt render(std::span<const text::Message> turns, const text::ToolUse *tools,
+                  std::span<const WrittenAnswer> written) const;
 
     const text::Tokenizer *tokenizer_;
     text::ChatPrompt chat_;

@@ -89,6 +89,7 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     const bool scores_prompt = request.prompt_logprobs >= 0;
     answer.drafts = request.drafts && make_speculator_;
     answer.keep = request.keep;
+    answer.mark = prompt.mark;
     answer.submitted = now;
     answer.done.id = id;
     answer.done.usage.prompt_tokens = prompt.tokens.size();
@@ -331,6 +332,16 @@ void CompletionQueue::finish(const BeamAnswer &beams, FinishReason reason) {
     beams.finish(reason, events_);
     for (size_t i = before; i < events_.size(); ++i)
         if (const Done *done = std::get_if<Done>(&events_[i])) count(*done);
+}
+
+SequenceHandle CompletionQueue::keep(decode::SequenceCache cache) {
+    const std::vector<TokenId> tokens = cache.tokens();
+    decode::Sequence sequence(*executor_);
+    sequence.replace(0, tokens, std::move(cache));
+    const auto [kept, added] =
+        kept_.emplace(++last_handle_, Kept{ScheduledSequence(std::move(sequence)), nullptr, 0});
+    scheduler_.add_idle(kept->second.sequence);
+    return kept->first;
 }
 
 SequenceHandle CompletionQueue::keep(RunningAnswer &answer) {

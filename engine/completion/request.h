@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/completion/answer.h"
+#include "engine/completion/written_answer.h"
 #include "engine/decode/sampler.h"
 #include "engine/grammar/source.h"
 #include "engine/text/chat_template.h"
@@ -31,6 +32,7 @@ struct Messages {
     std::vector<text::Message> turns;
     std::shared_ptr<const text::ToolUse> tools =
         {};  // tools that may be called; null: none, except what the template says
+    std::vector<WrittenAnswer> written = {};  // answers among the turns whose tokens are known
 };
 // Token ids to complete.
 struct Tokens {

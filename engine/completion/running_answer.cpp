@@ -16,6 +16,7 @@ RunningAnswer RunningAnswer::sample(int32_t number) const {
     more.drafts = drafts;
     more.keep = keep;
     more.close = close;
+    more.mark = mark;
     more.done = done;
     more.dropped = dropped;
     more.computing = true;
@@ -131,6 +132,7 @@ void RunningAnswer::conclude() {
     done.reason = text.reason();
     done.tokens = text.tokens();
     done.usage.completion_tokens = done.tokens.size();
+    if (keep && mark.bytes > 0) done.written = {mark, text.written()};
     // With tool choice auto the answer may be plain text, so completeness is not reported.
     const decode::Constraint *constraint = sampler.constraint();
     if (constraint && constraint->has_grammar() && done.error.empty() && !channels.may_be_text())

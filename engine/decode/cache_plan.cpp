@@ -45,7 +45,7 @@ Reach reach_of(const kernels::Program &program, int32_t group) {
 // and end inside a block, and the last block may have to be copied.
 int64_t window_blocks(Reach reach, const CacheShape &shape) {
     const int64_t each = blocks_for(reach.sinks) + blocks_for(int64_t{reach.window} + shape.slack) + 3;
-    return each * shape.sequences + blocks_for(shape.batch);
+    return each * (int64_t{shape.sequences} + shape.kept) + blocks_for(shape.batch);
 }
 
 [[noreturn]] void fail(const std::string &what) {

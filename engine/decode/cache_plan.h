@@ -24,6 +24,7 @@ struct CacheShape {
     int32_t batch = 512;    // most tokens of a step
     int32_t slack = 256;    // cells kept beyond a window, for roll-backs
     CacheTypes types = {};
+    int32_t kept = 0;  // further sequences that do not grow, whose windows stay
 };
 
 // Per group: the reach of its layers (window and sinks) and its blocks: enough for all cells or, with a

@@ -167,6 +167,19 @@ ContextRequest Engine::context_request(const EngineOptions &options) const {
             .types = options.cache.types};
 }
 
+// As many windows as requested, or as take no more than an eighth of the free memory.
+int32_t Engine::kept_windows(const EngineOptions &options, const ContextPlan &plan) const {
+    if (devices_.size() > 1 || options.cache.size > 0) return 0;
+    CacheShape shape{.cells = plan.cells,
+                     .sequences = options.sequences,
+                     .batch = options.batch,
+                     .types = options.cache.types};
+    const size_t without = cache_bytes(model_.program, shape), most = cpu_->free_memory() / 8;
+    for (shape.kept = options.kept_windows; shape.kept > 0; --shape.kept)
+        if (cache_bytes(model_.program, shape) - without <= most) break;
+    return shape.kept;
+}
+
 void Engine::start_executor(const EngineOptions &options, const ContextPlan &plan) {
     const std::string own = std::to_string(model_.hyper.context_length);
     if (plan.reduced)
@@ -180,7 +193,8 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
                                                            .batch = options.batch,
                                                            .sequences = options.sequences,
                                                            .cells = plan.cells,
-                                                           .types = options.cache.types});
+                                                           .types = options.cache.types,
+                                                           .kept = kept_windows(options, plan)});
 }
 
 std::string Engine::placement() const {

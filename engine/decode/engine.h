@@ -34,6 +34,9 @@ struct EngineOptions {
     int64_t context = 0;  // 0: the model's own, reduced to what fits
     int32_t batch = 512;  // tokens per step of a prefill
     int32_t sequences = 1;
+    // Further sequences whose windows the cache keeps (CacheShape::kept), if they cost little of the memory; on
+    // the CPU only.
+    int32_t kept_windows = 0;
     DeviceRequest device = {};
     CacheOptions cache = {};
     kernels::LoadProgress progress = {};  // of the upload to a GPU
@@ -80,6 +83,7 @@ class Engine {
     bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
     ContextRequest context_request(const EngineOptions &options) const;
+    int32_t kept_windows(const EngineOptions &options, const ContextPlan &plan) const;
     std::optional<PlacementPlan> plan_on_gpus(const EngineOptions &options, const DeviceList &devices,
                                               const FreeMemory &free) const;
 

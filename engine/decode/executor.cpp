@@ -20,7 +20,7 @@ ExecutorOptions checked(ExecutorOptions options) {
 }
 
 CacheShape shape_of(const ExecutorOptions &options) {
-    return {options.cells, options.sequences, options.batch, options.slack, options.types};
+    return {options.cells, options.sequences, options.batch, options.slack, options.types, options.kept};
 }
 
 cache::StateLayout state_layout(const kernels::Program &program, const CacheShape &shape) {

@@ -55,6 +55,7 @@ struct ExecutorOptions {
     int64_t cells = 0;      // in the pool, at least one context; 0: context * sequences
     int32_t slack = 256;    // cells beyond a window (CacheShape in cache_plan.h)
     CacheTypes types = {};
+    int32_t kept = 0;  // CacheShape::kept
 };
 
 class Executor {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/decode/byte_reader.h"
 #include "gguf/mapping.h"
 #include "kernels/steps.h"
 
@@ -24,35 +25,6 @@ struct Header {
 };
 static_assert(sizeof(Header) == 40);
 
-// Takes values from the front of the bytes. Once too few are left, values are empty or 0, and failed().
-class Reader {
-  public:
-    explicit Reader(Bytes bytes) : rest_(bytes) {}
-    Bytes take(uint64_t count) {
-        if (count > rest_.size()) {
-            failed_ = true;
-            rest_ = {};
-            return {};
-        }
-        const Bytes taken = rest_.first(static_cast<size_t>(count));
-        rest_ = rest_.subspan(taken.size());
-        return taken;
-    }
-    template <typename T>
-    T value() {
-        T result{};
-        const Bytes bytes = take(sizeof result);
-        if (!bytes.empty()) std::memcpy(&result, bytes.data(), sizeof result);
-        return result;
-    }
-    bool at_end() const { return !failed_ && rest_.empty(); }
-    bool failed() const { return failed_; }
-
-  private:
-    Bytes rest_;
-    bool failed_ = false;
-};
-
 // Tokens and blocks of a valid file; the blocks point into the mapping.
 struct Content {
     std::vector<TokenId> tokens;
@@ -62,7 +34,7 @@ struct Content {
 };
 
 // False when the sizes do not agree with the executor's.
-bool read_content(Reader &reader, const Header &header, const Executor &executor, Content &content) {
+bool read_content(ByteReader &reader, const Header &header, const Executor &executor, Content &content) {
     if (header.groups != executor.cache().groups() || header.tokens > static_cast<uint64_t>(kMostContext) ||
         header.tokens % kBlockTokens != 0)
         return false;
@@ -147,6 +119,10 @@ base::Checksum::Value prompt_identity(const gguf::File &file, const kernels::Pro
     sum.add_value(types.v);
     sum.add_value(kernels::rotates_keys(types.k));
     sum.add_value(kernels::rotates_values(types.v));
+    for (const kernels::RopeTable &rope : program.ropes) {  // LongRoPE's depend on the context
+        sum.add(std::as_bytes(std::span(rope.inv_freq)));
+        sum.add_value(rope.magnitude);
+    }
     for (const kernels::Step &step : program.steps)
         kernels::visit_caches(step, [&](const kernels::CacheUse &use) {
             sum.add_value(use.window);
@@ -161,7 +137,7 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, base::Check
     const gguf::Mapping mapping(path);
     const Bytes all = mapping.bytes();
     if (all.empty()) return {State::Absent, {}, {}};
-    Reader reader(all);
+    ByteReader reader(all);
     const auto header = reader.value<Header>();
     if (all.size() < sizeof kMagic || std::memcmp(all.data(), kMagic, sizeof kMagic) != 0)
         return {State::Foreign, {}, "it is not a prompt cache"};
@@ -170,7 +146,7 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, base::Check
     if (header.version != kVersion) return rejected("it was written by another version");
     const Bytes body = all.first(all.size() - sizeof(base::Checksum::Value));
     if (header.identity != identity) return rejected("it was made with another model or other settings");
-    Reader rest(body.subspan(sizeof(Header)));
+    ByteReader rest(body.subspan(sizeof(Header)));
     Content content;
     if (!read_content(rest, header, executor, content)) return rejected("it is damaged");
     base::Checksum sum;

@@ -27,7 +27,7 @@ namespace runnel::decode {
 base::Checksum::Value file_identity(const gguf::File &file);
 
 // Everything besides the tokens that K and V depend on: the file's metadata and tensor table, the first and
-// last 4 KiB of each tensor, the device's kind, the types of the cache, a window. Files that differ only
+// last 4 KiB of each tensor, the device's kind, the types of the cache, a window, the rotations. Files that differ only
 // elsewhere (changed by hand) have the same identity.
 base::Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
                                       const std::string &device_kind, CacheTypes types);

@@ -46,7 +46,8 @@ struct Pipe {
     std::vector<char *> argv{const_cast<char *>(program.c_str())};
     for (const std::string &a : process.arguments) argv.push_back(const_cast<char *>(a.c_str()));
     argv.push_back(nullptr);
-    setenv("RUNNEL_CONFIG", "", 1);  // ignores the settings of the user who runs the tests
+    setenv("RUNNEL_CONFIG", "", 1);            // ignores the settings of the user who runs the tests
+    setenv("XDG_CACHE_HOME", "/dev/null", 1);  // no prompts are kept, unless a test names a folder
     for (const std::string &e : process.environment) putenv(const_cast<char *>(e.c_str()));
     execv(program.c_str(), argv.data());
     _exit(127);

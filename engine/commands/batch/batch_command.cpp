@@ -4,6 +4,7 @@
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/sandbox/sandbox_option.h"
+#include "engine/commands/stored_prompts.h"
 
 namespace runnel::commands {
 
@@ -35,6 +36,7 @@ Command batch_command() {
     table.number("-np,--parallel", o->parallel, whole_numbers(1, 4096),
                  "maximum number of answers computed at a time");
     add_overflow_option(table, o->overflow);
+    add_prompt_store_option(table, o->store);
     add_draft_options(table, o->draft);
     table.in_group(Group::Output);
     table
@@ -56,7 +58,7 @@ Command batch_command() {
             {{o->model.path, o->draft.model, o->system_file.value_or(""), o->chat.file.value_or(""),
               o->chat.tools.value_or(""), o->input.value_or(""),
               o->generation.constraint.grammar.value_or(""), o->generation.constraint.schema.value_or("")},
-             {o->stats.file, o->output.value_or("")}},
+             {o->stats.file, o->output.value_or(""), prompts_output(o->store)}},
             gpu_wish(o->model, o->draft));
         return batch(*o, io);
     };

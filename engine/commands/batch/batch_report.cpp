@@ -13,26 +13,28 @@ Json stats(const BatchOptions &options, const BatchTotals &totals, decode::Engin
     const completion::CompletionQueue::Counts &counts = queue.counts();
     const decode::SchedulerCounts &schedule = queue.schedule();
     const double time = totals.seconds;
-    Json json = {{"program", "runnel"},
-                 {"model", options.model.path},
-                 {"seed", totals.seed},
-                 {"rows", totals.rows},
-                 {"written", totals.written},
-                 {"written_before", totals.kept},
-                 {"errors", totals.errors},
-                 {"prompt_tokens", counts.prompt_tokens},
-                 {"reused_tokens", engine.executor().cache().statistics().reused_tokens},
-                 {"completion_tokens", counts.generated_tokens},
-                 {"forgotten_tokens", totals.forgotten},
-                 {"computed_tokens", schedule.tokens},
-                 {"steps", schedule.steps},
-                 {"sequences_per_step",
-                  schedule.steps > 0 ? double(schedule.sequences) / double(schedule.steps) : 0.0},
-                 {"preemptions", schedule.preemptions},
-                 {"load_ms", engine.load_seconds() * 1e3},
-                 {"seconds", time},
-                 {"completion_tps", time > 0 ? double(counts.generated_tokens) / time : 0.0}};
+    Json json = {
+        {"program", "runnel"},
+        {"model", options.model.path},
+        {"seed", totals.seed},
+        {"rows", totals.rows},
+        {"written", totals.written},
+        {"written_before", totals.kept},
+        {"errors", totals.errors},
+        {"prompt_tokens", counts.prompt_tokens},
+        {"reused_tokens", engine.executor().cache().statistics().reused_tokens - totals.stored.attached()},
+        {"completion_tokens", counts.generated_tokens},
+        {"forgotten_tokens", totals.forgotten},
+        {"computed_tokens", schedule.tokens},
+        {"steps", schedule.steps},
+        {"sequences_per_step",
+         schedule.steps > 0 ? double(schedule.sequences) / double(schedule.steps) : 0.0},
+        {"preemptions", schedule.preemptions},
+        {"load_ms", engine.load_seconds() * 1e3},
+        {"seconds", time},
+        {"completion_tps", time > 0 ? double(counts.generated_tokens) / time : 0.0}};
     if (totals.drafts) json["speculation"] = speculation_json(queue.speculation());
+    if (const auto stored = totals.stored.report()) json["stored_prompts"] = stored_json(*stored);
     return json;
 }
 
@@ -60,7 +62,9 @@ void report_batch(const BatchOptions &options, const BatchTotals &totals, decode
                   const completion::CompletionQueue &queue, Io &io) {
     const Json numbers = stats(options, totals, engine, queue);
     const std::string drafts = totals.drafts ? speculation_text(queue.speculation()) : std::string();
-    write_stats(options.stats, stats_text(numbers) + drafts, numbers, io);
+    const auto stored = totals.stored.report();
+    write_stats(options.stats, stats_text(numbers) + drafts + (stored ? stored_text(*stored) : std::string()),
+                numbers, io);
     if (totals.errors > 0)
         io.note(std::to_string(totals.errors) +
                 (totals.errors == 1 ? " row has an error" : " rows have errors"));

@@ -6,6 +6,7 @@
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
 #include "engine/commands/options.h"
+#include "engine/commands/stored_prompts.h"
 #include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
 
@@ -18,6 +19,7 @@ struct BatchTotals {
     int64_t odd_calls;                    // answers with text that looks like a tool call but is not one
     double seconds;
     bool drafts;
+    const StoredPrompts &stored;
 };
 
 // Writes the statistics and notes.

@@ -35,6 +35,7 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       requests_(options, format_, sampling_, stop, io),
       drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
+      shared_(options, engine, format_),
       errors_(output.before().failed()) {
     expect_template(format_, options.chat, options.raw);
     note_unused(options.chat, format_, io);
@@ -56,7 +57,7 @@ int BatchRun::loop() {
     const bool finished = ended_ && queue_.unfinished() == 0;
     report_batch(options_,
                  {sampling_.seed, input_.rows(), output_.written(), input_.kept(), errors_, forgotten_,
-                  odd_calls_, base::seconds_since(started_), drafts_ != nullptr},
+                  odd_calls_, base::seconds_since(started_), drafts_ != nullptr, shared_.stored()},
                  engine_, queue_, io_);
     expect_every_row(finished);
     if (!finished) {
@@ -115,6 +116,7 @@ void BatchRun::take(const BatchInput::Next &next) {
     std::string error = row.error;
     if (error.empty()) try {
             const completion::Request request = requests_.of(row);
+            shared_.add(request);
             const completion::RequestId id = queue_.submit(request);
             waiting_.emplace(id, Waiting{row.identity, place, next.bytes,
                                          AnswerText(format_, options_.show_thinking.value_or(false)),
@@ -127,6 +129,7 @@ void BatchRun::take(const BatchInput::Next &next) {
 }
 
 void BatchRun::finish(const completion::Done &done) {
+    shared_.save();
     const auto found = waiting_.find(done.id);
     Waiting waiting = std::move(found->second);
     waiting_.erase(found);

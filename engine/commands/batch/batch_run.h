@@ -10,6 +10,7 @@
 #include "engine/commands/batch/batch_output.h"
 #include "engine/commands/batch/batch_progress.h"
 #include "engine/commands/batch/row_requests.h"
+#include "engine/commands/batch/shared_prompt.h"
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
 #include "engine/commands/prompt_format.h"
@@ -60,6 +61,7 @@ class BatchRun {
     RowRequests requests_;
     std::unique_ptr<decode::Drafting> drafts_;  // null: no drafts
     completion::CompletionQueue queue_;
+    SharedPrompt shared_;
     base::Clock::time_point started_ = base::Clock::now();
     std::map<completion::RequestId, Waiting> waiting_;
     bool ended_ = false;  // true at the end of the input

@@ -7,12 +7,18 @@
 #include "engine/commands/generation.h"
 
 namespace runnel::commands {
+namespace {
+
+constexpr int32_t kBranchWindows = 16;  // branches of a conversation to which a chat returns without reading
+
+}  // namespace
 
 int chat(const ChatOptions &options, Io &io) {
     decode::StopRequest stop;  // interrupts loading
     std::optional<InterruptScope> loading(std::in_place, stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
+    engine_flags.kept_windows = kBranchWindows;
     note_inputs({options.draft.model, options.system_file, options.chat.file, options.chat.tools,
                  options.generation.constraint.grammar, options.generation.constraint.schema});
     check_stats_file(options.stats, io);

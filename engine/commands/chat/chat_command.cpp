@@ -12,6 +12,7 @@
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/sandbox/sandbox_option.h"
+#include "engine/commands/stored_prompts.h"
 
 namespace runnel::commands {
 namespace {
@@ -81,6 +82,7 @@ Command chat_command() {
              })
         .by_default("shift")
         .choices = {"error", "shift", "drop-middle", "compact"};
+    add_prompt_store_option(table, o->store);
     add_draft_options(table, o->draft);
     table.in_group(Group::Output);
     table

@@ -160,12 +160,16 @@ bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
     try {
         hide_surplus();
+        model_.set_saved(file_ && file_->saves());
         model_.answer(conversation_.transcript(hiding_),
                       {io_.out, color_, options_.show_thinking.value_or(terminal_), terminal_},
                       [&](const text::Message &answer) {
                           if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty())
                               return;
-                          conversation_.add({.message = answer, .hides = hiding_, .stream = model_.stream()});
+                          conversation_.add({.message = answer,
+                                             .hides = hiding_,
+                                             .stream = model_.stream(),
+                                             .written = model_.written()});
                       });
     } catch (const decode::DecodeError &error) {  // the template refuses it, or it does not fit
         if (error.kind != decode::DecodeError::Kind::BadInput) throw;

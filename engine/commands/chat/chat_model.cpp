@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <utility>
 #include <variant>
 
@@ -28,7 +29,8 @@ ChatModel::ChatModel(const ChatOptions &options, decode::Engine &engine,
       format_(prompt_format(engine, options.chat)),
       tools_(tool_use(options.chat, format_, io)),
       drafts_(std::move(drafts)),
-      queue_(engine, format_, {.parallel = 1, .drafts = speculators(drafts_.get())}) {}
+      queue_(engine, format_, {.parallel = 1, .drafts = speculators(drafts_.get())}),
+      stored_(options.store, options.model, engine) {}
 
 void ChatModel::apply_settings() {
     sampling_ = sampling_options(settings_);
@@ -51,7 +53,7 @@ ChatModel::Surplus ChatModel::surplus(const Transcript &transcript) const {
 }
 
 completion::Request ChatModel::request_of(const Transcript &transcript) const {
-    return {.input = completion::Messages{transcript.all(), tools_},
+    return {.input = completion::Messages{transcript.all(), tools_, transcript.written},
             .sampling = sampling_,
             .stream = stream_,
             .limits = limits(settings_),
@@ -91,6 +93,7 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
             }
         };
         completion::Request request = request_of(transcript);
+        load_stored(request);
         request.continue_from = best_for(request);
         if (int64_t &limit = request.limits.max_tokens; most >= 0 && (limit < 0 || limit > most))
             limit = most;
@@ -117,6 +120,7 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
     if (!done->error.empty()) queue_.release(done->kept);
     expect_answer(*done);
     if (!done->calls.empty()) answer.tool_calls = dump(text::calls_json(done->calls));
+    written_ = std::move(done->written);
     save(answer);
     shown.out.write("\n");
     note_calls(*done, io_);  // their results can only come from a transcript (/load)
@@ -128,9 +132,29 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
     return answer;
 }
 
+// The first prompt of a conversation may be on the disk.
+void ChatModel::load_stored(const completion::Request &request) try {
+    if (!kept_.empty() || !stored_.is_on()) return;
+    const auto prompt = format_.make(request, static_cast<size_t>(engine_.executor().context())).tokens;
+    system_tokens_ = format_.fixed_tokens(std::get<completion::Messages>(request.input), prompt);
+    if (auto sequence = stored_.load(prompt)) keep(queue_.keep(std::move(*sequence)));
+} catch (const decode::DecodeError &) {  // the queue reports it
+}
+
+void ChatModel::save_stored(const decode::Sequence &sequence) {
+    const std::span<const text::TokenId> tokens = sequence.tokens();
+    // Blocks are saved as a whole, so up to a block of what follows the system prompt as well.
+    constexpr size_t kBlock = kernels::kBlockTokens;
+    const size_t most = is_saved_ ? tokens.size() : (system_tokens_ + kBlock - 1) / kBlock * kBlock + 1;
+    if (is_saved_ || system_tokens_ >= kLeastStoredTokens)
+        stored_.save(tokens.first(std::min(tokens.size(), most)));
+}
+
 void ChatModel::finish(const Done &done) {
     keep(done.kept);
+    save_stored(*queue_.kept(done.kept));
     report_ = commands::report(options_.model.path, sampling_.seed, engine_, done);
+    report_->stored = stored_.report();
     if (done.usage.forgotten > 0)
         io_.note("the context was full: the oldest " + std::to_string(done.usage.forgotten) +
                  " tokens after the system prompt were forgotten");

@@ -12,6 +12,7 @@
 #include "engine/commands/generation.h"
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
+#include "engine/commands/stored_prompts.h"
 #include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
 #include "engine/decode/speculation/drafting.h"
@@ -45,6 +46,10 @@ class ChatModel {
     };
     Surplus surplus(const Transcript &transcript) const;
 
+    // Whether the conversation is saved, which also allows to keep its cache on the disk; otherwise at most that of the
+    // system prompt is kept there.
+    void set_saved(bool is_saved) { is_saved_ = is_saved; }
+
     GenerationFlags &settings() { return settings_; }
     // Applies changes of settings(). Throws UsageError.
     void apply_settings();
@@ -54,6 +59,8 @@ class ChatModel {
     // Applies to all later answers. Throws std::invalid_argument if the template does not support it.
     void set_thinking(text::Thinking thinking) { format_.set_thinking(thinking); }
 
+    // The tokens of the last answer, from the call of `save` on.
+    const completion::WrittenAnswer &written() const { return written_; }
     // The statistics of the last answer.
     const std::optional<Report> &report() const { return report_; }
     bool interrupted() const { return ending_ == completion::FinishReason::Interrupt; }
@@ -71,6 +78,8 @@ class ChatModel {
     completion::Request request_of(const Transcript &transcript) const;
     completion::SequenceHandle best_for(const completion::Request &request) const;
     void keep(completion::SequenceHandle handle);
+    void load_stored(const completion::Request &request);
+    void save_stored(const decode::Sequence &sequence);
     void finish(const completion::Done &done);
 
     const ChatOptions &options_;
@@ -84,6 +93,10 @@ class ChatModel {
     std::unique_ptr<decode::Drafting> drafts_;    // null: none
     completion::CompletionQueue queue_;
     std::vector<completion::SequenceHandle> kept_;  // sequences of answers, the one used last at the end
+    completion::WrittenAnswer written_;
+    StoredPrompts stored_;
+    size_t system_tokens_ = 0;  // at the beginning of the prompt
+    bool is_saved_ = false;
     std::optional<Report> report_;
     uint32_t stream_ = 0;
     std::optional<completion::FinishReason> ending_;

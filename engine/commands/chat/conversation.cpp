@@ -28,6 +28,25 @@ std::string text_in(const Json &value, const char *key) {
     return value.get<std::string>();
 }
 
+// The tokens of an answer; none for what is not such an entry. (Where they are used, they are compared with the text.)
+completion::WrittenAnswer written_in(const Json &entry) try {
+    const Json *written = text::find_member(entry, "written");
+    if (!written) return {};
+    completion::WrittenAnswer answer;
+    const auto number = [&](size_t i) {
+        const Json &value = written->at("after").at(i);
+        return value.is_number_unsigned() ? value.get<uint64_t>() : 0;
+    };
+    answer.after = {number(0), {number(1), number(2)}};
+    for (const Json &id : written->at("tokens")) {
+        if (!id.is_number_integer() || id < 0 || id > INT32_MAX) return {};
+        answer.tokens.push_back(id.get<text::TokenId>());
+    }
+    return answer;
+} catch (const Json::exception &) {
+    return {};
+}
+
 }  // namespace
 
 void Conversation::set_system(const std::string &text) {
@@ -46,6 +65,8 @@ Json Conversation::entry_of(Id id, const Node &node) {
     if (!node.hides.empty()) entry["hides"] = node.hides;
     if (node.is_summary) entry["summary"] = true;
     if (node.stream != 0) entry["stream"] = node.stream;
+    if (const auto &[after, tokens] = node.written; !tokens.empty())
+        entry["written"] = {{"after", {after.bytes, after.sum[0], after.sum[1]}}, {"tokens", tokens}};
     return entry;
 }
 
@@ -101,9 +122,11 @@ std::vector<Id> Conversation::visible() const {
 
 Transcript Conversation::transcript(const std::vector<Id> &hidden) const {
     Transcript result{system_, {}};
-    for (const Id id : visible())
-        if (std::find(hidden.begin(), hidden.end(), id) == hidden.end())
-            result.messages.push_back(at(id).message);
+    for (const Id id : visible()) {
+        if (std::find(hidden.begin(), hidden.end(), id) != hidden.end()) continue;
+        result.messages.push_back(at(id).message);
+        if (!at(id).written.tokens.empty()) result.written.push_back(at(id).written);
+    }
     return result;
 }
 
@@ -160,6 +183,7 @@ void Conversation::apply(const Json &entry) {
         if (const Json *stream = text::find_member(entry, "stream");
             stream && stream->is_number_integer() && *stream >= 0 && *stream <= UINT32_MAX)
             node.stream = stream->get<uint32_t>();
+        node.written = written_in(entry);
         insert(id, std::move(node));
     } else {
         throw InputError("not an entry of a chat");

@@ -6,7 +6,8 @@
 //   {"id": 2, "parent": 1, "role": "assistant", "content": "..."}   the new head
 //   {"head": 1}                                                     another head
 // Optional members of a message: "reasoning_content", "tool_calls", "tool_call_id", "name", "hides" (ids of messages
-// that the prompt leaves out from here on), "summary": true, and "stream" (of the sampler's noise).
+// that the prompt leaves out from here on), "summary": true, "stream" (of the sampler's noise) and "written": {"after":
+// [bytes, sum, sum], "tokens": [ids]} (completion/written_answer.h).
 #pragma once
 
 #include <cstdint>
@@ -27,10 +28,11 @@ class Conversation {
 
     struct Node {
         text::Message message{};
-        std::vector<Id> hides{};  // messages that the prompt leaves out from here on
-        bool is_summary = false;  // of hidden messages; the prompt begins with it
-        uint32_t stream = 0;      // of the sampler's noise, for an answer
-        Id parent = kRoot;        // the members below are set by add()
+        std::vector<Id> hides{};              // messages that the prompt leaves out from here on
+        bool is_summary = false;              // of hidden messages; the prompt begins with it
+        uint32_t stream = 0;                  // of the sampler's noise, for an answer,
+        completion::WrittenAnswer written{};  // and its tokens
+        Id parent = kRoot;                    // the members below are set by add()
         std::vector<Id> children{};
         Id recent = kRoot;  // the child that was last on the path to the head
     };

@@ -65,9 +65,13 @@ std::pair<char, size_t> escaped(std::string_view rest) {
 
 }  // namespace
 
-fs::path history_path() {
+bool keeps_history() {
     const char *no = std::getenv("RUNNEL_NO_HISTORY");
-    if (no && *no && std::strcmp(no, "0") != 0) return {};
+    return !no || !*no || std::strcmp(no, "0") == 0;
+}
+
+fs::path history_path() {
+    if (!keeps_history()) return {};
     fs::path directory;
     if (const char *state = std::getenv("XDG_STATE_HOME"); state && *state == '/')
         directory = state;

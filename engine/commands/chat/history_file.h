@@ -10,6 +10,9 @@
 
 namespace runnel::commands {
 
+// False with RUNNEL_NO_HISTORY=1 in the environment: nothing private is to be written to the disk.
+bool keeps_history();
+
 // $XDG_STATE_HOME/runnel/history, by default ~/.local/state/runnel/history; creates the folder if needed.
 // Empty without both $XDG_STATE_HOME and $HOME, and with RUNNEL_NO_HISTORY=1 in the environment.
 std::filesystem::path history_path();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/commands/json.h"
+#include "engine/completion/written_answer.h"
 #include "engine/text/chat_template.h"
 
 namespace runnel::commands {
@@ -17,8 +18,9 @@ Json message_json(const text::Message &message);
 text::Message message_from(const Json &json, size_t number);
 
 struct Transcript {
-    std::string system;                   // empty: none
-    std::vector<text::Message> messages;  // of the user and the model, in turns
+    std::string system;                                   // empty: none
+    std::vector<text::Message> messages;                  // of the user and the model, in turns
+    std::vector<completion::WrittenAnswer> written = {};  // the tokens of answers; no part of a file
 
     // System prompt and messages, in the order of the prompt.
     std::vector<text::Message> all() const;

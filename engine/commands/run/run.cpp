@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
@@ -13,6 +14,7 @@
 #include "engine/commands/run/run_request.h"
 #include "engine/commands/run/run_trace.h"
 #include "engine/commands/run/verify_drafts.h"
+#include "engine/commands/stored_prompts.h"
 #include "engine/completion/queue.h"
 #include "engine/decode/error.h"
 #include "gguf/output_file.h"
@@ -144,14 +146,21 @@ int run(const RunOptions &options, Io &io) {
     const completion::PromptFormat format = prompt_format(engine, options.chat);
     expect_template(format, options.chat, options.raw);
     note_unused(options.chat, format, io);
-    const completion::Request request = request_of(options, text, format, stop, io);
+    completion::Request request = request_of(options, text, format, stop, io);
     PromptCache cache(options.prompt_cache, options.model, engine, io);
     completion::CompletionQueue queue(
         engine, format, {.parallel = sequences_of(options), .drafts = speculators(drafts.get())});
     RunOutput output(options, format, text, io);
+    StoredPrompts stored(options.store, options.model, engine);
+    std::vector<text::TokenId> prompt;
+    if (stored.is_on())
+        prompt = format.make(request, static_cast<size_t>(engine.executor().context())).tokens;
+    if (auto sequence = stored.load(prompt); sequence && request.beams == 1)
+        request.continue_from = queue.keep(std::move(*sequence));
     Run run(options, engine, queue, cache, output, io);
     run.answer(request, stop);
-    output.finish(engine, request.sampling.seed);
+    stored.save(prompt);
+    output.finish(engine, request.sampling.seed, stored.report());
     if (trace) write_trace(*options.trace, *trace, engine, io);
     if (options.verify_drafts) {
         const DraftComparison found =

@@ -5,6 +5,7 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/run/escapes.h"
 #include "engine/commands/sandbox/sandbox_option.h"
+#include "engine/commands/stored_prompts.h"
 
 namespace runnel::commands {
 
@@ -39,9 +40,16 @@ Command run_command() {
     add_model_options(table, o->model);
     add_overflow_option(table, o->overflow);
     table
-        .text("--prompt-cache", o->prompt_cache,
-              "keep the computed prompt in a file, for the next run that begins with the same text")
-        .takes("FILE");
+        .add("--prompt-cache", "FILE",
+             "keep the computed prompt in a file, for the next run that begins with the same text; auto: in "
+             "~/.cache/runnel/prompts, where later runs find it (1024 tokens or more)",
+             [o = o.get()](const std::string &text) {
+                 o->store.is_on = text == "auto";
+                 o->prompt_cache.reset();
+                 if (text != "auto" && text != "off") o->prompt_cache = text;
+             })
+        .takes("FILE|auto");
+    add_prompt_store_size(table, o->store);
     add_draft_options(table, o->draft);
     table.flag("--spec-verify", o->verify_drafts, "also decode without drafts, and fail if the texts differ")
         .rare();
@@ -70,7 +78,8 @@ Command run_command() {
                   options.chat.tools.value_or(""), options.file.value_or(""),
                   options.generation.constraint.grammar.value_or(""),
                   options.generation.constraint.schema.value_or("")},
-                 {options.stats.file, options.prompt_cache.value_or(""), options.trace.value_or("")}},
+                 {options.stats.file, options.prompt_cache.value_or(""), options.trace.value_or(""),
+                  prompts_output(options.store)}},
                 gpu_wish(options.model, options.draft));
         return run(options, io);
     };

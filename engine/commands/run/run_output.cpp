@@ -127,8 +127,9 @@ void RunOutput::write_text() {
     io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
 }
 
-void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
-    const Report report = summary(engine, seed);
+void RunOutput::finish(decode::Engine &engine, uint64_t seed, std::optional<StoredReport> stored) {
+    Report report = summary(engine, seed);
+    report.stored = std::move(stored);
     if (options_.json)
         io_.out.write(dump(json(report, engine.tokenizer())));
     else

@@ -26,7 +26,7 @@ class RunOutput {
     void add(const completion::Piece &piece);
     void add(const completion::Done &done);
     // After the last answer: writes the rest, then the statistics.
-    void finish(decode::Engine &engine, uint64_t seed);
+    void finish(decode::Engine &engine, uint64_t seed, std::optional<StoredReport> stored);
 
     bool interrupted() const;  // true if any answer was
     const completion::Done &first() const { return answers_.front().done; }

@@ -184,40 +184,83 @@ std::string some_text(size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("chat: regenerating, switching branches and undo repeat no prefill") {
+TEST_CASE("chat: other answers, other branches and undo read nothing but the new message") {
     if (absent()) return;
     const Chats chats;
-    const std::string message = some_text(1500) + "\n";
+    const std::string message = some_text(11500) + "\n", next = "And then?\n/stats\n";
     const std::vector<Words> variants = {{},
-                                         {"-ctk", "q8_0", "-ctv", "q8_0"},
-                                         {"-ctk", "q4_0", "-ctv", "q4_0"},
+                                         {"-ctk", "q8_0", "-ctv", "q4_0"},
                                          {"--window", "128", "--sinks", "4"},
                                          {"--lookup"},
                                          {"-md", demo_draft().string()}};
     for (const Words &variant : variants) {
         CAPTURE(variant.empty() ? "" : variant[0]);
-        Words options = {demo_model().string(), "-c", "2048"};
+        Words options = {demo_model().string(), "-c", "8192", "-n", "150"};
+        for (const char *end : {"0-inf", "1-inf", "2-inf"})  // no answer ends by itself
+            options.insert(options.end(), {"--logit-bias", end});
         options.insert(options.end(), variant.begin(), variant.end());
-        const auto linear = prefills(chats.run(options, message + "/stats\nAnd then?\n/stats\n").err);
-        REQUIRE(linear.size() == 2);
-        CHECK(linear[0].first > 400);
-        CHECK(linear[0].second == 0);
-        const Result r = chats.run(options, message +
-                                                "/regen\n/stats\n"            // the last token of the prompt
-                                                "/back\nAnd then?\n/stats\n"  // as without branches
-                                                "/regen\n/stats\n/undo\n/next\n"  // the second answer
-                                                "And then?\n/stats\n/edit 4 And then?\n/stats\n");
+        const Result r = chats.run(options, message + "/stats\n" + next + next + next +  // messages 1 to 8
+                                                "/regen\n/stats\n"  // 9, another answer to 7
+                                                "/back\n" +
+                                                next +                         // 10 and 11, after 8
+                                                "/undo\n/next\n" + next +      // 12, after 9
+                                                "/undo\n/undo\n" + next +      // 14, after 6
+                                                "/edit 3 And then?\n/stats\n"  // 16, after 2
+                                                "/go 4\n" +
+                                                next +               // 18, after the first answer to 3
+                                                "/go 11\n" + next);  // 20, where the longest branch ended
         CAPTURE(r.err);
-        const auto branches = prefills(r.err);
-        REQUIRE(branches.size() == 5);
-        CHECK(branches[0].first == 1);
-        CHECK(branches[0].second == linear[0].first - 1);
-        CHECK(branches[1] == linear[1]);
-        CHECK(branches[2].first == 1);
-        CHECK(branches[3].first <=
-              32);  // the message; the answer's last tokens may be encoded in another way
-        CHECK(branches[3].second > linear[0].first);
-        CHECK(branches[4].first == 1);
+        REQUIRE(r.code == 0);
+        const auto all = prefills(r.err);
+        REQUIRE(all.size() == 11);
+        CHECK(all[0].first > 3500);
+        const int message_tokens = all[1].first;  // the message, and the last token of the answer before it
+        CHECK(message_tokens <= 24);
+        CHECK(all[3].first + all[3].second > 4000);
+        for (size_t i = 1; i < all.size(); ++i) {
+            CAPTURE(i);
+            CHECK(all[i].first <= message_tokens);
+        }
+        CHECK(all[4].first == 1);  // the last token of the prompt, for its logits
+        CHECK(all[10].second > 4000);
+    }
+}
+
+TEST_CASE("chat: a chat that goes on has the tokens of its answers, if their text is still the same") {
+    if (absent()) return;
+    const Chats chats;
+    const Words options = {demo_model().string(), "--chat", "talk", "-c", "2048", "-n", "60", "--ignore-eos"};
+    const std::string three = "Hello\nWho is there?\nWhat else?\n";
+    const Chats whole;
+    const Result all = whole.run(options, three + "And then?\n");
+    chats.run(options, three);
+    REQUIRE(chats.count() == 1);
+    const fs::path file = chats.files().at(0);
+    std::ifstream in(file, std::ios::binary);
+    const std::string saved{std::istreambuf_iterator<char>(in), {}};
+    CHECK(saved.find("\"written\":{\"after\":[") != std::string::npos);
+    SUBCASE("as without the break") {
+        CHECK(all.out.ends_with(chats.run(options, "And then?\n").out));
+    }
+    SUBCASE("whatever stands in the file") {
+        for (const std::string change :
+             {"\"tokens\":[-1,5", "\"tokens\":[3000000,5", "\"tokens\":[1,1,1,1,1",
+              "\"tokens\":\"x\",\"more\":[5", "\"tokens\":[1e99", "\"tokens\":[[7]"}) {
+            CAPTURE(change);
+            std::string edited = saved;
+            size_t at = 0;
+            while ((at = edited.find("\"tokens\":[", at)) != std::string::npos) {
+                const size_t comma = edited.find(',', at);
+                edited.replace(at, comma - at, change);
+                at += change.size();
+            }
+            REQUIRE(edited != saved);
+            std::ofstream(file, std::ios::binary) << edited;
+            const Result r = chats.run(options, "And then?\n");
+            CAPTURE(r.err);
+            CHECK(r.code == 0);
+            CHECK(std::count(r.out.begin(), r.out.end(), '\n') >= 1);
+        }
     }
 }
 

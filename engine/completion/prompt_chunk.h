@@ -1,0 +1,74 @@
+// A file of the prompt store (prompt_store.h): K and V of up to kChunkBlocks consecutive blocks of a text.
+//
+// Layout, little-endian: magic "runnelPC", u32 version, u32 groups, u32 blocks, u32 0, the keys before and after
+// (16 bytes each); the tokens, i32 each; per group u64 bytes of a block and a byte per block, 1 if it is held
+// (windows leave gaps); u64 bytes of the state of recurrent layers after the tokens, or 0; a checksum of every
+// held block and of the state; a checksum of everything before it; the held blocks, group by group; the state.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/cache/prefix_index.h"
+#include "engine/decode/executor.h"
+#include "gguf/base/checksum.h"
+#include "gguf/mapping.h"
+
+namespace runnel::completion {
+
+inline constexpr size_t kChunkBlocks = 8;
+
+// Keys of the text before a chunk and of that with the chunk (cache/prefix_index.h); both make its file's name.
+struct ChunkId {
+    cache::BlockKey before, after;
+    bool operator==(const ChunkId &) const = default;
+};
+std::string file_name(const ChunkId &id);
+std::optional<ChunkId> chunk_of(std::string_view file_name);
+
+// A file of which the head is sound; blocks() and state() are checked by is_sound().
+class PromptChunk {
+  public:
+    // nullopt for a file that is not there, is damaged or does not fit the executor; `exists` says whether it is
+    // there.
+    static std::optional<PromptChunk> open(const std::filesystem::path &path, const ChunkId &id,
+                                           const decode::Executor &executor, bool &exists);
+
+    const std::filesystem::path &path() const { return path_; }
+    const ChunkId &id() const { return id_; }
+    std::span<const text::TokenId> tokens() const { return tokens_; }
+    size_t blocks() const { return tokens_.size() / size_t{kernels::kBlockTokens}; }
+    size_t bytes() const { return mapping_.bytes().size(); }
+
+    struct Part {  // a block or the state; no bytes: not in the file
+        std::span<const std::byte> bytes{};
+        base::Checksum::Value sum{};
+        bool is_sound() const;
+    };
+    const Part &block(size_t group, size_t block) const { return parts_[group][block]; }
+    const Part &state() const { return state_; }
+
+  private:
+    bool read(const decode::Executor &executor);
+
+    std::filesystem::path path_;
+    ChunkId id_;
+    gguf::Mapping mapping_;
+    std::vector<text::TokenId> tokens_;
+    std::vector<std::vector<Part>> parts_;  // [group][block]
+    Part state_;
+};
+
+// Writes `blocks` blocks of a sequence from block `first` on, and the state behind them if the cache has it. Throws
+// gguf::WriteError.
+void write_chunk(const std::filesystem::path &path, const ChunkId &id, decode::Executor &executor,
+                 const decode::SequenceCache &sequence, size_t first, size_t blocks);
+// The slot of the state after so many blocks; kNoState if there is none.
+kernels::StateId state_after(const decode::SequenceCache &sequence, size_t blocks);
+
+}  // namespace runnel::completion

@@ -1,0 +1,87 @@
+// Computed prompts on the disk, found by their text: a folder of files that processes share.
+//
+// A text is divided into chunks of 256 tokens (prompt_chunk.h); texts with the same beginning share their first
+// files. The key of a chunk is a hash of all tokens up to its end, begun with the model's identity and a random
+// number of the folder. A lookup follows the keys from the first chunk on and compares the tokens. The file of
+// another model or other settings is never found; one that is damaged is removed when it is met: the head of a
+// file is checked when it is opened, a block when it is copied into the cache.
+//
+// A file appears by rename and is never changed, so a process that is killed leaves no partial one, and readers need
+// no lock. It is not synced: after a power failure, it may be damaged. A folder that exceeds its limit loses the
+// files used least recently; of one text, the last.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/completion/prompt_chunk.h"
+#include "engine/decode/executor.h"
+#include "gguf/base/checksum.h"
+
+namespace runnel::completion {
+
+class PromptStore {
+  public:
+    // identity: of everything but the tokens that K and V depend on (decode/prompt_file.h). The executor must outlive
+    // it. The folder must exist, belong to the user, and be closed to others; otherwise problem() says so, and
+    // nothing is found or saved.
+    PromptStore(std::filesystem::path folder, uint64_t most_bytes, base::Checksum::Value identity,
+                decode::Executor &executor);
+
+    // Puts the longest stored beginning of `tokens` into the executor's cache, where attach() finds its whole blocks.
+    // The result is a sequence of all of it, at least one token shorter than `tokens`; nullopt if the cache already
+    // holds as many blocks, or nothing is stored.
+    std::optional<decode::SequenceCache> load(std::span<const text::TokenId> tokens);
+    // Saves what the cache holds of the beginning of `tokens`, in whole blocks. At least one of the tokens stays out.
+    void save(std::span<const text::TokenId> tokens);
+
+    struct Counts {
+        size_t found = 0, saved = 0;  // tokens loaded into the cache, and tokens in files that were written
+        size_t damaged = 0, removed = 0;  // files: removed as damaged, and for lack of room
+        int64_t attached =
+            0;  // tokens that save() itself took from the cache (CacheStatistics::reused_tokens)
+    };
+    const Counts &counts() const { return counts_; }
+    // Why nothing can be found or saved; empty if all is well.
+    const std::string &problem() const { return problem_; }
+    const std::filesystem::path &folder() const { return folder_; }
+
+  private:
+    struct Piece {
+        PromptChunk chunk;
+        size_t tokens;  // its first ones, which are those that are wanted
+    };
+    using Siblings = std::multimap<std::string, ChunkId>;  // by the first half of their names
+
+    void open_folder(const base::Checksum::Value &identity);
+    Siblings list() const;
+    int32_t in_cache(std::span<const text::TokenId> tokens);
+    std::vector<Piece> find(std::span<const text::TokenId> tokens);
+    std::optional<PromptChunk> open(const ChunkId &id);
+    void remove_damaged(const std::filesystem::path &path);
+    bool is_usable(const std::vector<Piece> &pieces, size_t length) const;
+    bool remove_damaged(std::vector<Piece> &pieces, size_t length);
+    std::optional<decode::SequenceCache> restore(const std::vector<Piece> &pieces, size_t length);
+    bool is_seen(size_t group, size_t block, size_t length) const;
+    bool is_sound(const PromptChunk &chunk, size_t first, size_t length) const;
+    bool covers(const PromptChunk &chunk, const decode::SequenceCache &sequence, size_t first) const;
+    bool is_beginning(const Siblings &siblings, const ChunkId &id, std::span<const text::TokenId> tokens);
+    void remove_beginnings(const Siblings &siblings, const ChunkId &id,
+                           std::span<const text::TokenId> tokens);
+    uint64_t limit(uint64_t used) const;
+    void trim();
+
+    std::filesystem::path folder_;
+    uint64_t most_bytes_;
+    decode::Executor &executor_;
+    cache::BlockKey root_{};
+    Counts counts_;
+    std::string problem_;
+};
+
+}  // namespace runnel::completion
