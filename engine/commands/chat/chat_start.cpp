@@ -1,11 +1,13 @@
 // How a chat begins: its greeting, and what the line editor knows of it.
+#include <unistd.h>
+
 #include <sstream>
 
+#include "engine/commands/chat/chat_header.h"
 #include "engine/commands/chat/chat_loop.h"
 #include "engine/commands/chat/settings.h"
+#include "engine/commands/chat/terminal_lines.h"
 #include "engine/commands/prompt_format.h"
-#include "engine/commands/terminal.h"
-#include "gguf/printable.h"
 
 namespace runnel::commands {
 
@@ -24,8 +26,7 @@ void Chat::greet() {
     if (!model_.format().note().empty()) io_.note(model_.format().note());
     note_unused(options_.chat, model_.format(), io_);
     if (terminal_)
-        io_.progress(gguf::printable(options_.model.path, 4096) + ", context " +
-                     std::to_string(engine_.executor().context()) + " tokens. /help for help.\n");
+        io_.progress(header_line(header_of(engine_), window_size(STDOUT_FILENO).columns, color_) + "\n");
 }
 
 }  // namespace runnel::commands
