@@ -17,7 +17,9 @@ TerminalHooks Chat::terminal_hooks() {
     std::istringstream settings(list_settings(model_.settings()));
     for (std::string line; std::getline(settings, line);)
         hooks.names.settings.push_back(line.substr(0, line.find(' ')));
+    hooks.names.settings.insert(hooks.names.settings.end(), {"plain", "show-thinking"});
     hooks.colors = color_;
+    hooks.toggle_reasoning = [this] { return toggle_reasoning(); };
     return hooks;
 }
 
