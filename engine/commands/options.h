@@ -131,10 +131,11 @@ struct ChatOptions {
     StatsFlags stats;
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
-    std::optional<bool> show_thinking;  // default: if stdout is a terminal
+    std::optional<bool> show_thinking;  // default: folded at a terminal, otherwise no
     Overflow overflow = Overflow::Shift;
     bool compact = false;  // summarize the oldest turns before the overflow policy drops them
     std::string color = "auto";
+    bool plain = false;                 // answers as the model writes them, at a terminal, too
     bool go_on = false;                 // the last chat with the model
     std::optional<std::string> saved;   // a saved chat, or the name of a new one
     std::vector<std::string> attached;  // files that go with the first message

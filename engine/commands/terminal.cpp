@@ -55,8 +55,10 @@ void restore() {
     apply(Mode::Original);
 }
 
-void tell() {
-    [[maybe_unused]] const ssize_t written = write(state().changes[1], "x", 1);
+constexpr char kWindow = 'w', kContinued = 'c';
+
+void tell(char what) {
+    [[maybe_unused]] const ssize_t written = write(state().changes[1], &what, 1);
 }
 
 void restore_and_end(int number) {
@@ -84,7 +86,7 @@ void stop(int number) {
     struct sigaction ignored {};
     handle(number, stop, kStopFlags, &ignored);
     if (state().mode != Mode::Original) apply(state().mode);
-    tell();
+    tell(kContinued);
     errno = error;
 }
 
@@ -92,7 +94,7 @@ void change(int number) {
     const int error = errno;
     if (number == SIGCONT && state().mode != Mode::Original)
         apply(state().mode);  // not to an editor's terminal
-    tell();
+    tell(number == SIGCONT ? kContinued : kWindow);
     errno = error;
 }
 
@@ -156,11 +158,10 @@ int TerminalModes::changes() const {
     return state().changes[0];
 }
 
-bool TerminalModes::take_changes() {
-    char bytes[64];
-    bool any = false;
-    while (read(changes(), bytes, sizeof bytes) > 0) any = true;
-    return any;
+TerminalModes::Changes TerminalModes::take_changes() {
+    Changes all;
+    for (char what; read(changes(), &what, 1) > 0;) (what == kWindow ? all.window : all.continued) = true;
+    return all;
 }
 
 }  // namespace runnel::commands

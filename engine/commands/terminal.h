@@ -25,8 +25,12 @@ class TerminalModes {
     void suspend();
     // A descriptor that becomes readable when the window's size changes or the program continues after a stop.
     int changes() const;
-    // Empties that descriptor; true if there was a change.
-    bool take_changes();
+    // Empties that descriptor and says what happened since the last call.
+    struct Changes {
+        bool window = false;     // the window's size
+        bool continued = false;  // after a stop: others have written to the terminal
+    };
+    Changes take_changes();
 };
 
 // While this exists, the terminal has its original mode, for another program that uses it.

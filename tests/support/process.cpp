@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
+#include <string_view>
 
 namespace runnel::testing {
 namespace {
@@ -51,6 +52,40 @@ struct Pipe {
     for (const std::string &e : process.environment) putenv(const_cast<char *>(e.c_str()));
     execv(program.c_str(), argv.data());
     _exit(127);
+}
+
+void show(std::string_view text) {
+    if (write(STDOUT_FILENO, text.data(), text.size()) < 0) _exit(126);
+}
+
+// The shell of Process::job_control. The window's size may change while the job is stopped.
+[[noreturn]] void become_shell(const Process &process, const std::string &program) {
+    signal(SIGTTOU, SIG_IGN);
+    termios mode{};
+    tcgetattr(STDIN_FILENO, &mode);
+    const int job = fork();
+    if (job < 0) _exit(126);
+    if (job == 0) {
+        setpgid(0, 0);
+        tcsetpgrp(STDIN_FILENO, getpid());
+        signal(SIGTTOU, SIG_DFL);
+        become(process, program);
+    }
+    setpgid(job, job);
+    for (int status = 0;;) {
+        if (waitpid(job, &status, WUNTRACED) != job) _exit(126);
+        if (!WIFSTOPPED(status)) _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+        tcsetpgrp(STDIN_FILENO, getpgrp());
+        termios now{};
+        tcgetattr(STDIN_FILENO, &now);
+        show(now.c_lflag == mode.c_lflag && now.c_iflag == mode.c_iflag ? "\n[stopped]\n"
+                                                                        : "\n[stopped in raw mode]\n");
+        char byte;
+        if (read(STDIN_FILENO, &byte, 1) != 1) _exit(126);
+        tcsetpgrp(STDIN_FILENO, job);
+        kill(-job, SIGWINCH);  // the kernel has sent it to the foreground only
+        kill(-job, SIGCONT);
+    }
 }
 
 bool read_some(int fd, std::string &into, size_t most = 65536) {
@@ -108,6 +143,7 @@ Result execute_in_terminal(const Process &process, const std::string &program, C
     const winsize size = window(process.columns, process.rows);
     const int pid = forkpty(&master, nullptr, nullptr, &size);
     if (pid < 0) throw std::runtime_error("forkpty");
+    if (pid == 0 && process.job_control) become_shell(process, program);
     if (pid == 0) become(process, program);
     if (process.input && write(master, process.input->data(), process.input->size()) < 0)
         throw std::runtime_error("typing");

@@ -21,6 +21,9 @@ struct Process {
     std::function<void(int pid)> started = nullptr;  // called once, when the process runs
     bool terminal = false;  // stdin, stdout and stderr are a terminal; `input` is typed; stderr goes to `out`
     int columns = 80, rows = 24;
+    // The program is a foreground job, as of a shell. When it stops, "[stopped]" is shown, or "[stopped in raw mode]" if
+    // it has not restored the terminal's mode; when a line is then typed, it continues.
+    bool job_control = false;
     // Called before `type` with all output so far; gives the window another size, if it returns one.
     std::function<std::optional<std::pair<int, int>>(const std::string &shown)> resize = nullptr;
     // Given the terminal's content, and whether the program reads single keys (it edits a line), returns what

@@ -1,5 +1,5 @@
-// The progress of a chat's answer at a terminal: the prefill of a long prompt, and a line of statistics at
-// the end.
+// What a chat shows of an answer's progress at a terminal: the prefill of a long prompt, how long the model
+// reasons, and a line of statistics at the end.
 #pragma once
 
 #include <string>
@@ -14,6 +14,26 @@ namespace runnel::commands {
 std::string reading_line(const completion::Prefill &state, double seconds);
 // "214 tokens  23.4 tokens/s  context 1,204 of 4,096"
 std::string answer_line(const completion::Done &done, int64_t context);
+
+// "thought for 11 s", "thought for 0.4 s", "thought for 1:20"
+std::string thought_line(double seconds);
+
+// The line in place of reasoning that is not shown: "thinking... 214 tokens", replaced by "thought for 11 s". A
+// terminal that cannot move its cursor gets one line: "thinking... 214 tokens, 11 s".
+class ThinkingLine {
+  public:
+    explicit ThinkingLine(bool colors) : colors_(colors) {}
+    // What to write; without a line end.
+    std::string update(size_t tokens);
+    std::string end(size_t tokens, double seconds);
+    // Removes the line.
+    std::string clear() const;
+
+  private:
+    std::string dim(const std::string &text) const;
+
+    bool colors_, began_ = false;
+};
 
 // Shows the prefill progress of a long prompt on stderr, if that is a terminal, once prefill has taken a
 // second. Removes the line at the end.

@@ -90,6 +90,9 @@ Command chat_command() {
                 "colors; NO_COLOR is respected")
         .takes("WHEN")
         .or_alone("on");
+    table.flag("--plain", o->plain,
+               "show answers as the model writes them: no Markdown, no line breaks between words, reasoning "
+               "not folded");
     add_stats_options(table, o->stats);
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);

@@ -29,7 +29,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/go", "N", "continue from message N", &Chat::go},
         {"/compact", "", "the model summarizes all turns but the last; /undo takes it back", &Chat::compact},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
-        {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
+        {"/set", "[NAME N]", "change a setting: /set temp 0.5, /set plain on", &Chat::change_setting},
         {"/format", "[WHAT]", "constrain answers: json, a schema file, or text for none", &Chat::format},
         {"/think", "[HOW]", "on, off, low, medium, high or auto: how the model reasons", &Chat::think},
         {"/show", "", "settings, and how full the context is", &Chat::show_state},
@@ -54,10 +54,12 @@ void Chat::help(const std::string &) {
         text += left + c.help + "\n";
     }
     io_.err.try_write(text +
-                      "\"\"\"              begins and ends a message of several lines; a pasted text is one "
-                      "message\n"
+                      "\"\"\"              begins and ends a message of several lines\n"
+                      "Alt-Enter        a new line in the message; a pasted text is one message\n"
                       "Ctrl-G           write the message in $EDITOR\n"
-                      "Ctrl-C           stops the answer\n");
+                      "Ctrl-T           show the reasoning, or fold it; also while the model reasons\n"
+                      "Ctrl-C           stop the answer; Ctrl-Z suspends the chat\n"
+                      "What is typed during an answer is the next message; Enter sends it afterwards.\n");
 }
 void Chat::leave(const std::string &) {
     over_ = true;
@@ -144,8 +146,7 @@ void Chat::go(const std::string &text) {
 // Shows the last message, at a terminal only: output that a program reads has each answer once.
 void Chat::show_answer() {
     if (!terminal_ || conversation_.head() == Conversation::kRoot) return;
-    io_.out.write(text::printable_for_terminal(conversation_.at(conversation_.head()).message.content) +
-                  "\n");
+    io_.out.write(shown_text(conversation_.at(conversation_.head()).message.content, look_) + "\n");
 }
 void Chat::tree(const std::string &) {
     constexpr size_t kColumns = 80;
@@ -172,6 +173,7 @@ void Chat::change_setting(const std::string &text) {
     if (name == "think") return think(rest.empty() ? "on" : rest);
     if (name == "nothink") return think("off");
     if (name == "history" || name == "nohistory") return keep_history(name == "history");
+    if (set_look(name, rest)) return;
     if (rest.empty()) throw InputError("/set NAME N: the number is missing");
     set(model_.settings(), name, rest);
     model_.apply_settings();
@@ -221,7 +223,7 @@ void Chat::think(const std::string &how) {
 }
 void Chat::show_state(const std::string &) {
     const Transcript transcript = conversation_.transcript();
-    io_.err.try_write(list_settings(model_.settings()) + "messages " +
+    io_.err.try_write(list_settings(model_.settings()) + look_text() + "messages " +
                       std::to_string(transcript.messages.size()) + "\ncontext " +
                       std::to_string(model_.tokens_of(transcript)) + " of " +
                       std::to_string(engine_.executor().context()) + " tokens\n");

@@ -47,9 +47,11 @@ bool Chat::summarize() {
     transcript.messages.erase(first, first + static_cast<std::ptrdiff_t>(surplus.count));
     say("summarizing the oldest " + std::to_string(old.size()) + " messages:");
     // Without a terminal, the summary goes to stderr: stdout has answers only.
+    ChatModel::View shown = view(terminal_ ? io_.out : io_.err);
+    if (!terminal_) shown.look.reasoning = AnswerLook::Reasoning::Hidden;
     const text::Message summary = model_.answer(
-        transcript, {terminal_ ? io_.out : io_.err, color_, false, terminal_}, [](const text::Message &) {},
-        engine_.executor().context() / kPartOfContext);
+        transcript, shown, [](const text::Message &) {}, engine_.executor().context() / kPartOfContext);
+    if (model_.interrupted()) lines_->hold_typed();
     const bool is_cut = model_.interrupted() || model_.timed_out();
     if (model_.interrupted() && !terminal_) {
         over_ = true;

@@ -39,6 +39,7 @@ Chat::Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<d
       io_(io),
       terminal_(isatty(io.in) && io.out.is_terminal()),
       color_(terminal_ && terminal_colors(options.color)),
+      look_(look_at_start()),
       model_(options, engine, std::move(drafts), io),
       conversation_([this](const Json &entry) { save_entry(entry); }) {
     if (const std::string system = system_prompt(options.system, options.system_file, io.in); !system.empty())
@@ -116,7 +117,7 @@ void Chat::remember_failure(int code) {
 }
 
 void Chat::say(const std::string &text) {
-    io_.progress(color_ ? "\x1b[2m" + text + "\x1b[0m\n" : text + "\n");
+    io_.progress((terminal_ ? shown_dim(text, look_) : text) + "\n");
 }
 
 // Sends what was typed, with the files that are attached to it.
@@ -161,16 +162,13 @@ bool Chat::answer(Conversation::Id otherwise) {
     try {
         hide_surplus();
         model_.set_saved(file_ && file_->saves());
-        model_.answer(conversation_.transcript(hiding_),
-                      {io_.out, color_, options_.show_thinking.value_or(terminal_), terminal_},
-                      [&](const text::Message &answer) {
-                          if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty())
-                              return;
-                          conversation_.add({.message = answer,
-                                             .hides = hiding_,
-                                             .stream = model_.stream(),
-                                             .written = model_.written()});
-                      });
+        model_.answer(conversation_.transcript(hiding_), view(io_.out), [&](const text::Message &answer) {
+            if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty()) return;
+            conversation_.add({.message = answer,
+                               .hides = hiding_,
+                               .stream = model_.stream(),
+                               .written = model_.written()});
+        });
     } catch (const decode::DecodeError &error) {  // the template refuses it, or it does not fit
         if (error.kind != decode::DecodeError::Kind::BadInput) throw;
         conversation_.go(otherwise);
@@ -178,6 +176,7 @@ bool Chat::answer(Conversation::Id otherwise) {
         io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
         return false;
     }
+    if (model_.interrupted()) lines_->hold_typed();
     const bool has_answer = conversation_.head() != question;
     if (!has_answer) conversation_.go(otherwise);
     if (model_.interrupted() && !terminal_) {

@@ -36,6 +36,14 @@ class Chat {
 
     TerminalHooks terminal_hooks();
     void greet();
+    // How answers look (chat_look.cpp).
+    AnswerLook look_at_start() const;
+    AnswerLook answer_look() const;
+    ChatModel::View view(Output &out);
+    void watch(decode::StopRequest &stop, ChatView *view);
+    std::string toggle_reasoning();
+    bool set_look(const std::string &name, const std::string &value);
+    std::string look_text() const;
     void obey(const std::string &line);
     template <class Work>
     void attempt(Work work);
@@ -95,6 +103,7 @@ class Chat {
     decode::Engine &engine_;
     Io &io_;
     const bool terminal_, color_;
+    AnswerLook look_;
     ChatModel model_;
     Conversation conversation_;
     std::optional<ChatFile> file_;          // where the conversation is saved

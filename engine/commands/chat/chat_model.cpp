@@ -7,7 +7,6 @@
 #include <variant>
 
 #include "engine/commands/chat/answer_progress.h"
-#include "engine/commands/chat/chat_view.h"
 #include "engine/commands/chat/line_editor.h"
 #include "engine/commands/json.h"
 #include "engine/commands/prompt_format.h"
@@ -81,7 +80,7 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
         const auto take_events = [&] {
             for (const completion::Event &event : queue_.events()) {
                 if (const auto *piece = std::get_if<Piece>(&event)) {
-                    if (!view) view.emplace(shown.out, shown.color, shown.shows_reasoning, format_);
+                    if (!view) view.emplace(shown.out, shown.look, format_);
                     view->show(*piece);
                     (piece->channel == completion::Channel::Reasoning ? answer.reasoning : answer.content) +=
                         piece->text;
@@ -108,6 +107,7 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
             while (!done) {
                 const bool going = queue_.step(&stop);
                 take_events();
+                if (shown.watch && !done) shown.watch(stop, view ? &*view : nullptr);
                 if (going || done) continue;
                 queue_.end_all(finish_reason(stop));
                 take_events();

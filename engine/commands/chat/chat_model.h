@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/commands/chat/chat_view.h"
 #include "engine/commands/chat/transcript.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/io.h"
@@ -25,10 +26,12 @@ class ChatModel {
     ChatModel(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
               Io &io);
 
-    // Where and how an answer is shown (chat_view.h).
+    // Where and how an answer is shown (chat_view.h). `watch`: called between the steps, with the view once there is one.
     struct View {
         Output &out;
-        bool color, shows_reasoning, is_terminal;
+        AnswerLook look;
+        bool is_terminal;
+        std::function<void(decode::StopRequest &stop, ChatView *view)> watch = {};
     };
     using Save = std::function<void(const text::Message &answer)>;
     // Answers the conversation, whose last message is the user's. Pieces go to `view` as they come. `save` is called

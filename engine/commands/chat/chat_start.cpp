@@ -1,11 +1,13 @@
 // The start of a chat: its greeting, and the names that the line editor completes.
+#include <unistd.h>
+
 #include <sstream>
 
+#include "engine/commands/chat/chat_header.h"
 #include "engine/commands/chat/chat_loop.h"
 #include "engine/commands/chat/settings.h"
+#include "engine/commands/chat/terminal_lines.h"
 #include "engine/commands/prompt_format.h"
-#include "engine/commands/terminal.h"
-#include "gguf/printable.h"
 
 namespace runnel::commands {
 
@@ -15,7 +17,9 @@ TerminalHooks Chat::terminal_hooks() {
     std::istringstream settings(list_settings(model_.settings()));
     for (std::string line; std::getline(settings, line);)
         hooks.names.settings.push_back(line.substr(0, line.find(' ')));
+    hooks.names.settings.insert(hooks.names.settings.end(), {"plain", "show-thinking"});
     hooks.colors = color_;
+    hooks.toggle_reasoning = [this] { return toggle_reasoning(); };
     return hooks;
 }
 
@@ -24,8 +28,7 @@ void Chat::greet() {
     if (!model_.format().note().empty()) io_.note(model_.format().note());
     note_unused(options_.chat, model_.format(), io_);
     if (terminal_)
-        io_.progress(gguf::printable(options_.model.path, 4096) + ", context " +
-                     std::to_string(engine_.executor().context()) + " tokens. /help for help.\n");
+        io_.progress(header_line(header_of(engine_), window_size(STDOUT_FILENO).columns, color_) + "\n");
 }
 
 }  // namespace runnel::commands

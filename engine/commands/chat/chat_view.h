@@ -1,10 +1,12 @@
-// Shows an answer of a chat piece by piece: on a terminal wrapped between words, with light Markdown and dimmed
-// reasoning if there are colors; elsewhere as it is, with reasoning between its marks.
+// Shows an answer of a chat piece by piece: on a terminal wrapped between words, with light Markdown and dimmed or
+// folded reasoning; elsewhere as it is, with reasoning between its marks.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "engine/commands/chat/answer_progress.h"
 #include "engine/commands/chat/terminal_text.h"
 #include "engine/commands/io.h"
 #include "engine/completion/event.h"
@@ -12,25 +14,55 @@
 
 namespace runnel::commands {
 
+// How answers are shown.
+struct AnswerLook {
+    enum class Reasoning { Hidden, Folded, Shown };
+    bool colors = false;
+    bool plain = false;  // on a terminal, too: no Markdown and no line breaks of our own
+    Reasoning reasoning = Reasoning::Hidden;
+};
+
+// A text on standard output's terminal: what the model wrote, in this look.
+std::string shown_text(std::string_view text, const AnswerLook &look);
+// The same for reasoning and for what the chat says: dim, without Markdown.
+std::string shown_dim(std::string_view text, const AnswerLook &look);
+
 class ChatView {
   public:
     // Keeps both references.
-    ChatView(Output &out, bool colors, bool shows_reasoning, const completion::PromptFormat &format);
+    ChatView(Output &out, const AnswerLook &look, const completion::PromptFormat &format);
     // Writes what is held back and ends the colors, also after an error.
     ~ChatView();
     ChatView(const ChatView &) = delete;
     ChatView &operator=(const ChatView &) = delete;
 
     void show(const completion::Piece &piece);
+    // Whether the model reasons now.
+    bool in_reasoning() const { return part_ == Part::Reasoning; }
+    // Unfolds the reasoning in progress, from its beginning on, or folds it: what is shown then remains.
+    void set_reasoning(AnswerLook::Reasoning reasoning);
+    // Writes the line in progress again, after the output of other programs.
+    void redraw();
+    // Call when the window's size has changed.
+    void resized();
 
   private:
-    void begin(bool reasoning);
+    enum class Part { None, Reasoning, Answer };
+    void begin_text(bool styled);
+    void begin_reasoning();
+    void close_reasoning();  // that is shown
+    void end_reasoning();
+    void put(std::string_view text);
 
     Output &out_;
-    bool colors_, shows_reasoning_;
+    AnswerLook look_;
     const completion::PromptFormat &format_;
+    Part part_ = Part::None;
     std::optional<TerminalText> text_;  // on a terminal that moves its cursor
-    bool inside_ = false;
+    std::optional<ThinkingLine> fold_;  // under Folded
+    std::string reasoning_;             // so far
+    size_t tokens_ = 0;                 // of the reasoning
+    base::Clock::time_point began_;     // the reasoning
 };
 
 }  // namespace runnel::commands

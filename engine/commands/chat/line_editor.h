@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -22,11 +23,26 @@ class LineSource {
     virtual void remember(const std::string &) {}
     // True if reading the next line does not wait.
     virtual bool has_line() const { return false; }
+
+    // What happened at the terminal while an answer is written.
+    struct Watched {
+        bool interrupted = false;  // Ctrl-C that came before the answer
+        bool toggled = false;      // Ctrl-T, if it is wanted
+        bool resized = false;      // the window
+        bool redraw = false;       // the program was stopped: others have written to the terminal
+    };
+    // Call between the steps of an answer. Keys typed meanwhile are kept for the next line; a line that ends with Enter
+    // is then read at once. With `wants_toggle`, Ctrl-T is reported instead.
+    virtual Watched watch(bool wants_toggle) { return (void)wants_toggle, Watched(); }
+    // After an answer that was interrupted: lines typed meanwhile become the text of the next line, without an end.
+    virtual void hold_typed() {}
 };
 
 struct TerminalHooks {
     CompletionNames names = {};  // for Tab
     bool colors = false;
+    // For Ctrl-T: shows or folds the reasoning from now on; returns the lines to show.
+    std::function<std::string()> toggle_reasoning = {};
 };
 
 // A line editor on standard input and output. `history`: the file of a HistoryFile; empty for none. If TERM

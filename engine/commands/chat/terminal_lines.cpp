@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kHistoryLines = 2000;
 constexpr int kSequenceMilliseconds = 200;  // between the bytes of one key
+const Key kCtrlC{Key::Control, "c"}, kCtrlT{Key::Control, "t"}, kCtrlZ{Key::Control, "z"};
 
 std::vector<std::string> clean_lines(std::vector<std::string> lines) {
     for (std::string &line : lines) line = clean_text(line);
@@ -86,7 +87,20 @@ void TerminalLines::remember(const std::string &message) {
     history_file_.append(message);
 }
 
+bool TerminalLines::read_bytes() {
+    char bytes[16384];
+    const ssize_t got = ::read(in_, bytes, sizeof bytes);
+    ended_ = got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN);
+    if (got > 0) keys_.push({bytes, static_cast<size_t>(got)});
+    return got > 0;
+}
+
 std::optional<Key> TerminalLines::next_key() {
+    if (!ahead_.empty()) {
+        Key key = std::move(ahead_.front());
+        ahead_.pop_front();
+        return key;
+    }
     for (;;) {
         if (auto key = keys_.next()) return key;
         pollfd waiting[2] = {{in_, POLLIN, 0}, {modes_.changes(), POLLIN, 0}};
@@ -94,14 +108,45 @@ std::optional<Key> TerminalLines::next_key() {
         if (ready < 0 && errno != EINTR) ended_ = true;
         if (ready == 0)
             if (auto key = keys_.expire()) return key;
-        if (ready > 0 && waiting[0].revents) {
-            char bytes[16384];
-            const ssize_t got = ::read(in_, bytes, sizeof bytes);
-            ended_ = got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN);
-            if (got > 0) keys_.push({bytes, static_cast<size_t>(got)});
-        }
+        if (ready > 0 && waiting[0].revents) read_bytes();
         if (ended_ || (ready > 0 && waiting[1].revents)) return std::nullopt;
     }
+}
+
+LineSource::Watched TerminalLines::watch(bool wants_toggle) {
+    pollfd waiting{in_, POLLIN, 0};
+    bool more = false;
+    while (!ended_ && poll(&waiting, 1, 0) > 0 && read_bytes()) more = true;
+    if (more) typed_ = base::Clock::now();
+    Watched seen;
+    const auto changes = modes_.take_changes();
+    seen.resized = changes.window || changes.continued;
+    seen.redraw = changes.continued;
+    // Ctrl-C and Ctrl-Z are signals now, but keys if they were read before the answer began.
+    while (const auto key = keys_.next()) {
+        if (*key == kCtrlC) {
+            seen.interrupted = true;
+        } else if (*key == kCtrlZ) {
+            modes_.suspend();
+            modes_.take_changes();
+            seen.resized = seen.redraw = true;
+            return seen;  // the keys after it belong to the next call
+        } else {
+            ahead_.push_back(*key);
+        }
+    }
+    if (keys_.waits() && base::seconds_since(typed_) * 1000 > kSequenceMilliseconds)
+        if (const auto key = keys_.expire()) ahead_.push_back(*key);
+    if (wants_toggle) seen.toggled = std::erase(ahead_, kCtrlT) % 2 == 1;
+    return seen;
+}
+
+void TerminalLines::hold_typed() {
+    watch(false);
+    while (!ahead_.empty() && ahead_.back().name == Key::Enter) ahead_.pop_back();
+    for (Key &key : ahead_)
+        if (key.name == Key::Enter) key.name = Key::Newline;
+    given_up_ = 1;  // the Ctrl-C that interrupted the answer
 }
 
 void TerminalLines::paint(const LineEdit &edit) {
@@ -163,6 +208,9 @@ LineSource::Event TerminalLines::edit(LineEdit &edit) {
             case Action::Complete:
                 complete_word(edit);
                 break;
+            case Action::Reasoning:
+                if (hooks_.toggle_reasoning) show_above(hooks_.toggle_reasoning());
+                break;
             case Action::Redraw:
                 out_.try_write("\x1b[H\x1b[2J");
                 screen_ = EditScreen();
@@ -202,7 +250,7 @@ void TerminalLines::complete_word(LineEdit &edit) {
     if (grows || found.candidates.size() == 1) {
         text.erase(found.begin, text.cursor());
         text.insert(found.common);
-        if (found.candidates.size() == 1 && !found.common.ends_with('/')) text.insert(" ");
+        if (found.candidates.size() == 1) text.insert(found.end);
     } else {
         show_above(candidate_list(found.candidates, size_));
     }

@@ -1,6 +1,7 @@
 // The line editor at a terminal: reads keys, applies them with edit/, and paints the result.
 #pragma once
 
+#include <deque>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "engine/commands/chat/line_editor.h"
 #include "engine/commands/io.h"
 #include "engine/commands/terminal.h"
+#include "gguf/base/timer.h"
 
 namespace runnel::commands {
 
@@ -25,10 +27,14 @@ class TerminalLines final : public LineSource {
     Event read(const std::string &prompt, std::string &line) override;
     Event read_message(const std::string &prompt, std::string &message) override;
     void remember(const std::string &message) override;
+    Watched watch(bool wants_toggle) override;
+    void hold_typed() override;
 
   private:
     // The next key; nullopt when the window changed, or when the terminal is gone (ended_ is then true).
     std::optional<Key> next_key();
+    // Reads bytes into keys_; false if there are none now.
+    bool read_bytes();
     Event edit(LineEdit &edit);
     void paint(const LineEdit &edit);
     void finish(LineEdit &edit);
@@ -45,6 +51,8 @@ class TerminalLines final : public LineSource {
     TerminalModes modes_;
     WindowSize size_;
     KeyDecoder keys_;
+    std::deque<Key> ahead_;  // typed while an answer was written; before those of keys_
+    base::Clock::time_point typed_ = base::Clock::now();  // when bytes came last
     EditScreen screen_;
     bool ended_ = false;
     int given_up_ = 0;  // empty lines in a row

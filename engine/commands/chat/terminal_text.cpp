@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kLongestWord = 1000, kLongestBold = 300, kLongestHead = 40;
 constexpr std::string_view kFence = "```", kBold = "**";
+constexpr std::string_view kBoldOn = "\x1b[1m", kBoldOff = "\x1b[22m";
 
 bool is_digit(char c) {
     return c >= '0' && c <= '9';
@@ -46,7 +47,7 @@ std::string TerminalText::push(std::string_view text) {
         next(text.substr(0, c.bytes));
         text.remove_prefix(c.bytes);
     }
-    return std::exchange(out_, {});
+    return take_out();
 }
 
 std::string TerminalText::finish() {
@@ -55,7 +56,24 @@ std::string TerminalText::finish() {
     consume(true);
     put_word();
     set_bold(false);
+    return take_out();
+}
+
+std::string TerminalText::take_out() {
+    line_ += out_;
+    if (const size_t newline = line_.rfind('\n'); newline != std::string::npos) {
+        // A style may have begun in the line before.
+        const size_t bold = line_.rfind(kBoldOn, newline), end = line_.rfind(kBoldOff, newline);
+        const bool is_bold = bold != std::string::npos && (end == std::string::npos || end < bold);
+        line_.replace(0, newline + 1, is_bold ? kBoldOn : "");
+    }
     return std::exchange(out_, {});
+}
+
+void TerminalText::set_columns(int columns) {
+    columns_ = std::max(columns, 2);
+    if (column_ > columns_) column_ = (column_ - 1) % columns_ + 1;  // the terminal folds the line
+    hang_ = hang_ < columns_ / 2 ? hang_ : 0;
 }
 
 void TerminalText::next(std::string_view character) {
@@ -237,7 +255,7 @@ void TerminalText::set_bold(bool bold) {
     out_ += std::string(static_cast<size_t>(spaces_), ' ');
     column_ += spaces_;
     spaces_ = 0;
-    out_ += bold ? "\x1b[1m" : "\x1b[22m";
+    out_ += bold ? kBoldOn : kBoldOff;
     bold_ = bold;
 }
 

@@ -18,10 +18,15 @@ class TerminalText {
     std::string push(std::string_view text);
     // The rest, and the end of styles.
     std::string finish();
+    // What was written of the line in progress, to write it again after the output of other programs.
+    const std::string &line() const { return line_; }
+    // Further lines have this width.
+    void set_columns(int columns);
 
   private:
     enum class Kind { Unknown, Text, Verbatim, Fence };  // of the line; Verbatim: a table, or code
 
+    std::string take_out();
     void next(std::string_view character);
     void begin_line(std::string_view character);
     // Decides what kind of line begins with head_.
@@ -36,7 +41,7 @@ class TerminalText {
 
     int columns_;
     bool styled_;
-    std::string out_;
+    std::string out_, line_;
     Kind kind_ = Kind::Unknown;
     std::string head_;    // of a line of unknown kind
     std::string inline_;  // not yet searched for marks

@@ -320,7 +320,7 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
               [&show_thinking](const std::string &text) { show_thinking = truth(text); });
     table
         .add("--hide-thinking,--hidethinking", "",
-             "print no reasoning on stdout: the default except for a chat in a terminal",
+             "print no reasoning on stdout: the default, but a chat in a terminal folds it (Ctrl-T shows it)",
              [&show_thinking](const std::string &text) { show_thinking = !truth(text); })
         .rare();
 }

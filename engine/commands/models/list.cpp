@@ -1,13 +1,12 @@
 #include "engine/commands/models/list.h"
 
 #include <algorithm>
-#include <map>
 
 #include "engine/commands/figures.h"
 #include "engine/commands/json.h"
+#include "engine/commands/weight_type.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/model.h"
-#include "engine/quantize/mix.h"
 #include "gguf/file.h"
 #include "gguf/printable.h"
 
@@ -17,19 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kContext = 4096;  // tokens; a model fits with at least this context
-
-// The type by general.file_type, or else the type of most of the weights.
-std::string type_of(const gguf::File &file) {
-    if (const gguf::Value *value = file.find("general.file_type"))
-        if (const auto number = value->as_int())
-            for (const quantize::Mix &mix : quantize::mixes())
-                if (mix.file_type == *number) return std::string(mix.name);
-    std::map<gguf::Type, uint64_t> bytes;
-    for (const gguf::Tensor &tensor : file.tensors()) bytes[tensor.type] += tensor.bytes;
-    const auto most =
-        std::ranges::max_element(bytes, [](const auto &a, const auto &b) { return a.second < b.second; });
-    return most == bytes.end() ? "" : std::string(gguf::traits(most->first).name);
-}
 
 ListedModel::Fits fits(const gguf::File &file) {
     using Fits = ListedModel::Fits;
@@ -120,7 +106,7 @@ ListedModel examine(const StoredModel &model) {
     try {
         const gguf::File file = gguf::File::open(model.path);
         listed.bytes = file.file_bytes();
-        listed.type = type_of(file);
+        listed.type = weight_type(file);
         if (const gguf::Value *value = file.find("general.architecture"))
             listed.family = value->as_string().value_or("").substr(0, 64);
         uint64_t parameters = 0;

@@ -33,6 +33,18 @@ void add_files(Completion &completion, std::string_view word) {
     }
 }
 
+// Where the word after '@' begins, which may be quoted and then has blanks; npos if the line does not end with one.
+size_t file_word(std::string_view line) {
+    for (size_t at = line.rfind('@'); at != line.npos; at = at == 0 ? line.npos : line.rfind('@', at - 1)) {
+        if (at > 0 && line[at - 1] != ' ' && line[at - 1] != '\t') continue;
+        const std::string_view word = line.substr(at + 1);
+        const bool is_quoted = word.starts_with('"');
+        const bool ends = is_quoted ? word.find('"', 1) != word.npos : word.find_first_of(" \t") != word.npos;
+        if (!ends) return at + 1;
+    }
+    return std::string_view::npos;
+}
+
 }  // namespace
 
 Completion complete(std::string_view text, const CompletionNames &names) {
@@ -41,14 +53,17 @@ Completion complete(std::string_view text, const CompletionNames &names) {
     const std::string_view line = text.substr(newline + 1);
     const size_t blank = line.find(' '), last = line.find_last_of(" \t");
     const bool is_command = newline == std::string_view::npos && line.starts_with('/');
+    const size_t file = file_word(line);
+    const bool names_file = file != std::string_view::npos;
     std::string_view word = line.substr(last + 1);
     if (is_command && blank == std::string_view::npos) {
         add_names(completion, names.commands, word);
     } else if (is_command && line.starts_with("/set ")) {
         if (blank == last) add_names(completion, names.settings, word);
-    } else if (word.starts_with('@')) {
-        word.remove_prefix(1);
-        add_files(completion, word);
+    } else if (names_file) {
+        word = line.substr(file);
+        add_files(completion, word.substr(word.starts_with('"') ? 1 : 0));
+        std::erase_if(completion.candidates, [](const auto &name) { return name.find('"') != name.npos; });
     } else if (is_command) {
         word = line.substr(line.find_first_not_of(' ', blank) == std::string_view::npos
                                ? line.size()
@@ -67,6 +82,11 @@ Completion complete(std::string_view text, const CompletionNames &names) {
     while (!completion.common.empty() && completion.common.size() > word.size() &&
            gguf::printable(completion.common, completion.common.size() + 1) != completion.common)
         completion.common.pop_back();
+    if (completion.candidates.empty()) return completion;
+    const bool is_quoted =
+        names_file && (word.starts_with('"') || completion.common.find_first_of(" \t") != std::string::npos);
+    if (is_quoted) completion.common.insert(0, "\"");
+    completion.end = completion.common.ends_with('/') ? "" : is_quoted ? "\" " : " ";
     return completion;
 }
 

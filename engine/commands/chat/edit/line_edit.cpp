@@ -124,6 +124,8 @@ LineEdit::Action LineEdit::press_control(char letter, int columns) {
         case 'r':
             search_ = Search{"", text_.text(), history_.size()};
             return Action::None;
+        case 't':
+            return Action::Reasoning;
         case 'u':
             return kill(text_.line_begin(cursor), cursor), Action::None;
         case 'w':

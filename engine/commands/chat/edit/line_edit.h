@@ -17,13 +17,14 @@ class LineEdit {
     // What the caller has to do after a key.
     enum class Action {
         None,
-        Submit,    // text() is the message
-        GiveUp,    // Ctrl-C
-        End,       // Ctrl-D in an empty text
-        Suspend,   // Ctrl-Z
-        Editor,    // Ctrl-G: open the text in $EDITOR
-        Complete,  // Tab
-        Redraw,    // Ctrl-L: on an empty screen
+        Submit,     // text() is the message
+        GiveUp,     // Ctrl-C
+        End,        // Ctrl-D in an empty text
+        Suspend,    // Ctrl-Z
+        Editor,     // Ctrl-G: open the text in $EDITOR
+        Complete,   // Tab
+        Reasoning,  // Ctrl-T: show or fold it
+        Redraw,     // Ctrl-L: on an empty screen
     };
     // `history` must outlive it. `blocks`: a first line of """ begins a text that ends with another such line.
     LineEdit(History &history, std::string prompt, bool blocks)

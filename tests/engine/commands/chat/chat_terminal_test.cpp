@@ -4,93 +4,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <nlohmann/json.hpp>
 
-#include "tests/engine/commands/program_support.h"
-#include "tests/support/temporary.h"
-#include "tests/support/terminal_model.h"
+#include "tests/engine/commands/chat/terminal_chat.h"
 
 using namespace runnel::testing;
-
-namespace {
-
-std::string read_file(const std::filesystem::path &path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-// Keys to type, or the new size of the window, once `ready` is true for the screen.
-struct Step {
-    std::function<bool(const std::string &screen, bool new_prompt)> ready;
-    std::string typed;
-    std::optional<std::pair<int, int>> size = {};
-};
-
-Step at_new_prompt(std::string typed) {
-    return {[](const std::string &, bool new_prompt) { return new_prompt; }, std::move(typed)};
-}
-Step when_shown(std::string text, std::string typed) {
-    return {[text = std::move(text)](const std::string &screen, bool) {
-                return screen.find(text) != screen.npos;
-            },
-            std::move(typed)};
-}
-
-struct Chat {
-    TemporaryDirectory directory;
-    std::string term = "xterm-256color";
-    int columns = 80, rows = 24;
-    std::vector<std::string> environment = {};
-    std::string screen = {};  // at the end
-    int unknown = 0;          // sequences that the model of the terminal does not know
-
-    Result run(const std::vector<Step> &steps) {
-        Process p = process({"chat", tiny().path.string(), "--temp", "0", "-n", "4", "--ignore-eos"});
-        p.environment = {"XDG_STATE_HOME=" + directory.path().string(), "TERM=" + term, "LC_ALL=C",
-                         "TERMINFO=/nowhere"};
-        p.environment.insert(p.environment.end(), environment.begin(), environment.end());
-        p.terminal = true;
-        p.columns = columns, p.rows = rows;
-        TerminalModel model(columns, rows);
-        size_t fed = 0, step = 0, after = 0;
-        const auto ready = [&](const std::string &out) {
-            model.feed(std::string_view(out).substr(fed));
-            fed = out.size();
-            return step < steps.size() && steps[step].ready(model.text(), at_prompt(out, after));
-        };
-        p.resize = [&](const std::string &out) -> std::optional<std::pair<int, int>> {
-            if (!ready(out) || !steps[step].size) return {};
-            model.resize(steps[step].size->first, steps[step].size->second);
-            after = out.size();
-            return steps[step++].size;
-        };
-        p.type = [&](const std::string &out, bool) -> std::string {
-            if (!ready(out) || steps[step].size) return "";
-            after = out.size();
-            return steps[step++].typed;
-        };
-        const Result result = execute(p);
-        model.feed(std::string_view(result.out).substr(fed));
-        screen = model.text();
-        unknown = model.unknown();
-        CHECK(step == steps.size());
-        return result;
-    }
-
-    // The messages of the conversation that /save wrote.
-    std::string talk() const { return (directory.path() / "talk.json").string(); }
-    std::vector<std::string> said() const {
-        std::vector<std::string> texts;
-        const auto json = nlohmann::json::parse(read_file(talk()), nullptr, false);
-        if (!json.is_object()) return texts;
-        for (const auto &message : json["messages"])
-            if (message["role"] == "user") texts.push_back(message["content"]);
-        return texts;
-    }
-};
-
-}  // namespace
 
 TEST_CASE("chat at a terminal: several lines, on all terminals, without terminfo") {
     if (absent()) return;
@@ -98,7 +15,7 @@ TEST_CASE("chat at a terminal: several lines, on all terminals, without terminfo
         for (const auto &size : {std::pair(80, 24), std::pair(20, 10)}) {
             CAPTURE(term);
             CAPTURE(size.first);
-            Chat chat;
+            TerminalChat chat;
             chat.term = term;
             chat.columns = size.first, chat.rows = size.second;
             const Result r =
@@ -114,7 +31,7 @@ TEST_CASE("chat at a terminal: several lines, on all terminals, without terminfo
 
 TEST_CASE("chat at a terminal: TERM=dumb reads whole lines and writes no sequences of its own") {
     if (absent()) return;
-    Chat chat;
+    TerminalChat chat;
     chat.term = "dumb";
     const auto prompt = [](const std::string &screen, bool) { return screen.ends_with(">>>\n"); };
     const Result r =
@@ -136,7 +53,7 @@ TEST_CASE("chat at a terminal: 200 KB pasted are a chip and arrive whole") {
     text += "/exit";
     std::string pasted = text;
     std::replace(pasted.begin(), pasted.end(), '\n', '\r');
-    Chat chat;
+    TerminalChat chat;
     std::ofstream(chat.directory.path() / "editor") << "cp \"$1\" '" + chat.talk() + "'\n";
     chat.environment = {"VISUAL=sh " + (chat.directory.path() / "editor").string()};
     const Result r =
@@ -152,12 +69,12 @@ TEST_CASE("chat at a terminal: 200 KB pasted are a chip and arrive whole") {
     CHECK(r.out.find("[pasted " + lines.substr(0, 1) + "," + lines.substr(1) + " lines]") !=
           std::string::npos);
     CHECK(r.out.find("line 1 of") == std::string::npos);
-    CHECK(read_file(chat.talk()) == "see " + text + " above");
+    CHECK(file_text(chat.talk()) == "see " + text + " above");
 }
 
 TEST_CASE("chat at a terminal: emoji, combining and right-to-left text; bidirectional controls are visible") {
     if (absent()) return;
-    Chat chat;
+    TerminalChat chat;
     const std::string family = "\U0001F468\u200D\U0001F469\u200D\U0001F467";
     const Result r = chat.run({at_new_prompt("x" + family +
                                              "e\u0301"
@@ -172,7 +89,7 @@ TEST_CASE("chat at a terminal: emoji, combining and right-to-left text; bidirect
 
 TEST_CASE("chat at a terminal: a resize while typing redraws the text") {
     if (absent()) return;
-    Chat chat;
+    TerminalChat chat;
     const std::string text = "a text of some words that is longer than forty columns are wide";
     const Result r =
         chat.run({at_new_prompt(text),
@@ -188,7 +105,7 @@ TEST_CASE("chat at a terminal: a resize while typing redraws the text") {
 
 TEST_CASE("chat at a terminal: Tab completes, Ctrl-R searches, the second Ctrl-C says how to leave") {
     if (absent()) return;
-    Chat chat;
+    TerminalChat chat;
     const Result r =
         chat.run({at_new_prompt("/sav\t" + chat.directory.path().string() + "/ta\x03"), at_new_prompt("/s\t"),
                   when_shown("/system\n",

@@ -38,6 +38,19 @@ TEST_CASE("completion: commands, settings, files") {
     CHECK(complete("/save " + path + ".", names).candidates == Names{path + ".hidden"});
     CHECK(complete("look at @" + path + "f", names).common == path + "folder/");
     CHECK(complete("look at " + path + "f", names).candidates.empty());
+    // After '@', a name with blanks is quoted.
+    CHECK(complete("look at @" + path + "f", names).end == "");
+    CHECK(complete("look at @" + path + "\u00fc", names).end == " ");
+    const Completion alpha = complete("look at @" + path + "a", names);
+    CHECK(alpha.common == "\"" + path + "alpha ");
+    CHECK(alpha.begin == 9);
+    const Completion two = complete("look at @\"" + path + "alpha t", names);
+    CHECK(two.common == "\"" + path + "alpha two.txt");
+    CHECK(two.begin == 9);
+    CHECK(two.end == "\" ");
+    CHECK(complete("look at @\"" + path + "fol", names).common == "\"" + path + "folder/");
+    CHECK(complete("look at @\"" + path + "alpha two.txt\" a", names).candidates.empty());
+    CHECK(complete("/save " + path + "alpha t", names).end == " ");
     CHECK(complete("/save /nowhere/at/all/", names).candidates.empty());
 }
 
