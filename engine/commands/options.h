@@ -123,6 +123,9 @@ struct ChatOptions {
     bool go_on = false;                 // the last chat with the model
     std::optional<std::string> saved;   // a saved chat, or the name of a new one
     std::vector<std::string> attached;  // files that go with the first message
+    std::optional<std::string> mcp;     // a file that names MCP servers
+    std::vector<std::string> mcp_allowed;
+    int64_t mcp_timeout = 60;  // seconds
 };
 
 struct InspectOptions {
