@@ -9,9 +9,14 @@
 
 namespace runnel::commands {
 
+namespace mcp {
+class Servers;
+}
+
 int run(const RunOptions &options, Io &io);
 int batch(const BatchOptions &options, Io &io);
-int chat(const ChatOptions &options, Io &io);
+// `servers`: null without --mcp.
+int chat(const ChatOptions &options, mcp::Servers *servers, Io &io);
 int inspect(const InspectOptions &options, Io &io);
 int render_template(const TemplateOptions &options, Io &io);
 int tokenize(const TokenizeOptions &options, Io &io);

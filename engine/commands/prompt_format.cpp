@@ -45,14 +45,23 @@ Json read_tools(const std::string &path) {
     throw InputError(name + " has no tools: expected a JSON list of definitions");
 }
 
-text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {
+// The definitions of --tools, and `more` (a list or null) behind them; null: neither is given.
+Json tool_definitions(const TemplateFlags &flags, const Json &more) {
+    if (!flags.tools) return more;
+    Json all = read_tools(*flags.tools);
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+}
+
+text::ChatPromptOptions prompt_options(const TemplateFlags &flags, const Json &more) {
     if (flags.file && flags.name)
         throw UsageError("choose the template with --chat-template or --template-name, not both");
     text::ChatPromptOptions options;
     if (flags.file) options.source = read_all(*flags.file, -1);
     options.name = flags.name;
     options.thinking = flags.thinking;
-    if (flags.tools) options.tools = text::read_tools(read_tools(*flags.tools)).definitions;
+    if (Json tools = tool_definitions(flags, more); !tools.is_null())
+        options.tools = text::read_tools(std::move(tools)).definitions;
     options.variables = Json::object();
     for (const std::string &variable : flags.variables) add_variable(options.variables, variable);
     return options;
@@ -60,9 +69,10 @@ text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {
 
 }  // namespace
 
-completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags) {
+completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags,
+                                       const Json &more) {
     try {
-        return completion::PromptFormat(engine.file(), engine.tokenizer(), prompt_options(flags));
+        return completion::PromptFormat(engine.file(), engine.tokenizer(), prompt_options(flags, more));
     } catch (const text::jinja::TemplateError &error) {
         throw InputError((flags.file ? *flags.file : "the chat template") + ": " + error.what());
     } catch (const std::invalid_argument &error) {
@@ -73,14 +83,16 @@ completion::PromptFormat prompt_format(const decode::Engine &engine, const Templ
 }
 
 std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
-                                              const completion::PromptFormat &format, Io &io) {
-    if (!flags.tools) {
+                                              const completion::PromptFormat &format, Io &io,
+                                              const Json &more) {
+    Json definitions = tool_definitions(flags, more);
+    if (definitions.is_null()) {
         if (flags.tool_choice || flags.one_call)
             throw UsageError("--tool-choice and --no-parallel-tool-calls need --tools");
         return nullptr;
     }
     std::vector<std::string> notes;
-    auto use = std::make_shared<text::ToolUse>(text::read_tools(read_tools(*flags.tools), &notes));
+    auto use = std::make_shared<text::ToolUse>(text::read_tools(std::move(definitions), &notes));
     use->parallel = !flags.one_call;
     try {
         if (flags.tool_choice) use->choose(*flags.tool_choice);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/commands/io.h"
+#include "engine/commands/json.h"
 #include "engine/commands/options.h"
 #include "engine/completion/event.h"
 #include "engine/completion/prompt.h"
@@ -15,11 +16,14 @@ namespace runnel::commands {
 
 // Throws UsageError for a contradictory or invalid option, InputError for a template or tool definitions that
 // cannot be used.
-completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags);
-// The tools of --tools under --tool-choice; null if there are none. Notes those that cannot be called. Throws
+// `more`: definitions of tools besides those of --tools, or null.
+completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags,
+                                       const Json &more = nullptr);
+// The tools of --tools, and `more`, under --tool-choice; null if there are none. Notes those that cannot be called. Throws
 // UsageError and InputError.
 std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
-                                              const completion::PromptFormat &format, Io &io);
+                                              const completion::PromptFormat &format, Io &io,
+                                              const Json &more = nullptr);
 // Throws UsageError if template flags are given without a template or with --raw.
 void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw);
 // Notes template flags that have no effect with this model.

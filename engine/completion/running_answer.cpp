@@ -106,7 +106,7 @@ bool RunningAnswer::go_on(std::vector<Event> &events) {
     if (!text.complete() && cached.free_cells() == 0) {
         const size_t shifted = shift_keeping ? cached.shift_context(*shift_keeping) : 0;
         done.usage.forgotten += static_cast<int64_t>(shifted);
-        sampler.drop(static_cast<int64_t>(shifted));
+        if (shifted > 0) sampler.drop(static_cast<int64_t>(shifted), *shift_keeping);
         done.context_full = shifted == 0;
     }
     if (!text.complete() && !done.context_full) return true;

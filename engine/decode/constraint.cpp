@@ -32,6 +32,7 @@ Constraint::Constraint(std::shared_ptr<Bans> bans) : bans_(std::move(bans)) {
 
 void Constraint::begin(size_t prompt_tokens) {
     begin_ = static_cast<int64_t>(prompt_tokens);
+    kept_ = 0;
     tokens_.clear();
     const bool inside = free_ && free_->open == text::kNoToken;
     constexpr grammar::StateId kAnyText = 1;  // without a grammar: not kDead
@@ -47,7 +48,7 @@ Constraint::State Constraint::state_of(std::span<const TokenId> history) {
     const auto at = [&](size_t i) { return history[static_cast<size_t>(begin_ + static_cast<int64_t>(i))]; };
     size_t known = std::min(length, tokens_.size());
     for (size_t i = known > kNewest ? known - kNewest : 0; i < known; ++i)
-        if (begin_ + static_cast<int64_t>(i) >= 0 && tokens_[i] != at(i)) known = i;
+        if (begin_ + static_cast<int64_t>(i) >= kept_ && tokens_[i] != at(i)) known = i;
     tokens_.resize(known);
     states_.resize(known + 1);
     for (size_t i = known; i < length; ++i) {

@@ -42,8 +42,11 @@ class Constraint {
 
     // The answer begins after the first `prompt_tokens` tokens of the history.
     void begin(size_t prompt_tokens);
-    // The context shift removed `tokens` tokens from the history.
-    void drop(int64_t tokens) { begin_ -= tokens; }
+    // The context shift removed `tokens` tokens from the history, behind the first `keeping` ones.
+    void drop(int64_t tokens, size_t keeping = 0) {
+        begin_ -= tokens;
+        kept_ = static_cast<int64_t>(keeping);
+    }
 
     // `history`: the prompt and the answer so far, whose tokens were all allowed. All of these throw
     // DecodeError{Failed} when the grammar exceeds its limits or allows no token.
@@ -82,6 +85,7 @@ class Constraint {
     std::shared_ptr<Bans> bans_;             // null: none
     std::shared_ptr<const FreeText> free_;
     int64_t begin_ = 0;               // of the answer in the history; below 0: some of it was dropped
+    int64_t kept_ = 0;                // tokens at the front of a shifted history that are not of the answer
     std::vector<TokenId> tokens_;     // of the answer, those with known states
     std::vector<State> states_;       // [tokens_ + 1]
     grammar::Bits anything_, mask_;   // all but ends; memory of mask()

@@ -68,10 +68,11 @@ class Sampler {
     // Different streams of one seed draw independently: for several sequences or attempts.
     void set_stream(uint32_t stream) { stream_ = stream; }
     uint32_t stream() const { return stream_; }
-    // The context shift removed `tokens` tokens from the history; their noise is not used again.
-    void drop(int64_t tokens) {
+    // The context shift removed `tokens` tokens from the history, behind the first `keeping` ones; their noise is not
+    // used again.
+    void drop(int64_t tokens, size_t keeping = 0) {
         dropped_ += tokens;
-        if (constraint_) constraint_->drop(tokens);
+        if (constraint_) constraint_->drop(tokens, keeping);
     }
     // From now on, only tokens that the constraint allows are drawn.
     void constrain(Constraint constraint) { constraint_ = std::move(constraint); }

@@ -1,6 +1,7 @@
 // The options of `chat`.
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "engine/commands/chat/chat_file.h"
 #include "engine/commands/chat/editor.h"
+#include "engine/commands/chat/mcp/servers.h"
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/sandbox/sandbox_option.h"
@@ -27,6 +29,12 @@ std::string recorded_model(const ChatOptions &options) {
     throw UsageError(options.go_on && !options.saved
                          ? "no model given, and no saved chat to continue: name a GGUF file"
                          : "no model given: name a GGUF file");
+}
+
+mcp::Config mcp_config(const ChatOptions &options, Io &io) {
+    mcp::Config config = mcp::read_config(*options.mcp);
+    for (const std::string &note : config.notes) io.note(note);
+    return config;
 }
 
 }  // namespace
@@ -59,6 +67,22 @@ Command chat_command() {
         .takes("FILE");
     add_system_options(table, o->system, o->system_file);
     add_template_options(table, o->chat, o->show_thinking);
+    table.in_group(Group::Prompt);
+    table
+        .text(
+            "--mcp", o->mcp,
+            "start the MCP servers of a JSON file (\"mcpServers\"): the model may call their tools, and the "
+            "chat asks before each call")
+        .takes("FILE");
+    table
+        .list("--mcp-allow", o->mcp_allowed,
+              "with --mcp: run this tool, or all tools of this server, without asking; repeatable")
+        .takes("NAME")
+        .rare();
+    table
+        .number("--mcp-timeout", o->mcp_timeout, whole_numbers(1, 86400),
+                "with --mcp: most seconds for a call, and for the servers to begin")
+        .rare();
     add_generation_options(table, o->generation);
     add_model_options(table, o->model);
     table.in_group(Group::Context);
@@ -99,8 +123,12 @@ Command chat_command() {
     command.call = [o, confine](const Words &words, Io &io) {
         o->model.path = words.model.empty() ? recorded_model(*o) : words.model;
         if (isatty(io.in)) start_editor_helper();
+        std::optional<mcp::Servers> servers;  // a confined process cannot start them
+        if (o->mcp)
+            servers.emplace(mcp_config(*o, io),
+                            mcp::ServersOptions{o->mcp_allowed, std::chrono::seconds(o->mcp_timeout)});
         confine({.files = SandboxPaths::Files::All}, gpu_wish(o->model, o->draft));
-        return chat(*o, io);
+        return chat(*o, servers ? &*servers : nullptr, io);
     };
     return command;
 }

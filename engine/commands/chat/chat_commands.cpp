@@ -41,6 +41,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/chats", "", "the saved chats", &Chat::list_chats},
         {"/open", "N", "continue a saved chat, by its number or title", &Chat::open},
         {"/title", "[TEXT]", "show or set the title of this chat", &Chat::title},
+        {"/mcp", "[SERVER]", "MCP servers and their tools, or what a server wrote on stderr", &Chat::mcp},
         {"/stats", "", "statistics of the last answer", &Chat::stats},
     };
     return kCommands;

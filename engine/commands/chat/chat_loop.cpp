@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/commands/chat/history_file.h"
+#include "engine/commands/chat/mcp/servers.h"
 #include "engine/commands/chat/settings.h"
 #include "engine/commands/cli/nearest.h"
 #include "engine/commands/prompt_format.h"
@@ -33,14 +34,15 @@ bool is_command(const std::string &message) {
 }  // namespace
 
 Chat::Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
-           Io &io)
+           mcp::Servers *servers, Io &io)
     : options_(options),
       engine_(engine),
       io_(io),
       terminal_(isatty(io.in) && io.out.is_terminal()),
       color_(terminal_ && terminal_colors(options.color)),
       look_(look_at_start()),
-      model_(options, engine, std::move(drafts), io),
+      servers_(servers),
+      model_(options, engine, std::move(drafts), servers ? servers->definitions() : Json(), io),
       conversation_([this](const Json &entry) { save_entry(entry); }) {
     if (const std::string system = system_prompt(options.system, options.system_file, io.in); !system.empty())
         conversation_.set_system(system);
@@ -160,21 +162,24 @@ void Chat::answer_to(const std::string &message) {
 bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
     try {
-        hide_surplus();
-        model_.set_saved(file_ && file_->saves());
-        model_.answer(conversation_.transcript(hiding_), view(io_.out), [&](const text::Message &answer) {
-            if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty()) return;
-            conversation_.add({.message = answer,
-                               .hides = hiding_,
-                               .stream = model_.stream(),
-                               .written = model_.written()});
-        });
+        do {
+            hide_surplus();
+            model_.set_saved(file_ && file_->saves());
+            model_.answer(conversation_.transcript(hiding_), view(io_.out), [&](const text::Message &answer) {
+                if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty()) return;
+                conversation_.add({.message = answer,
+                                   .hides = hiding_,
+                                   .stream = model_.stream(),
+                                   .written = model_.written()});
+            });
+        } while (run_calls());
     } catch (const decode::DecodeError &error) {  // the template refuses it, or it does not fit
         if (error.kind != decode::DecodeError::Kind::BadInput) throw;
-        conversation_.go(otherwise);
+        const bool has_calls = conversation_.head() != question;
+        if (!has_calls) conversation_.go(otherwise);
         if (!terminal_) throw;
         io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
-        return false;
+        return has_calls;
     }
     if (model_.interrupted()) lines_->hold_typed();
     const bool has_answer = conversation_.head() != question;

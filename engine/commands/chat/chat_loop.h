@@ -18,11 +18,15 @@
 
 namespace runnel::commands {
 
+namespace mcp {
+class Servers;
+}
+
 class Chat {
   public:
-    // All references must outlive it.
+    // All references must outlive it. `servers`: null without --mcp.
     Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
-         Io &io);
+         mcp::Servers *servers, Io &io);
 
     // Reads and answers until the input ends; returns the exit code.
     int loop();
@@ -68,6 +72,15 @@ class Chat {
     // Summarizes old turns under --on-overflow compact. False if that was interrupted.
     bool make_room(const std::string &message);
     void show_answer();
+
+    // Tools of MCP servers (chat_tools.cpp).
+    enum class Consent;
+    Consent consent_to(const std::string &name, const std::string &arguments);
+    std::optional<std::string> result_of(const std::string &name, const std::string &arguments);
+    size_t calls_in_turn() const;
+    // Runs the calls of the answer at the head and adds their results. True: the model is to answer again.
+    bool run_calls();
+
     void write_to(const std::string &path, const std::function<void(bool overwrite)> &write);
 
     // Commands (chat_commands.cpp).
@@ -98,12 +111,14 @@ class Chat {
     void title(const std::string &text);
     void copy(const std::string &);
     void stats(const std::string &);
+    void mcp(const std::string &server);
 
     const ChatOptions &options_;
     decode::Engine &engine_;
     Io &io_;
     const bool terminal_, color_;
     AnswerLook look_;
+    mcp::Servers *servers_;  // null: none
     ChatModel model_;
     Conversation conversation_;
     std::optional<ChatFile> file_;          // where the conversation is saved

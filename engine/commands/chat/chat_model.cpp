@@ -17,16 +17,30 @@ using completion::Done;
 using completion::Piece;
 using completion::SequenceHandle;
 
+namespace {
+
+std::shared_ptr<const text::ToolUse> without_required_call(const std::shared_ptr<const text::ToolUse> &use) {
+    if (!use || use->choice != text::ToolUse::Choice::Required) return use;
+    auto free = std::make_shared<text::ToolUse>(*use);
+    free->choice = text::ToolUse::Choice::Auto;
+    free->only.clear();
+    return free;
+}
+
+}  // namespace
+
 ChatModel::ChatModel(const ChatOptions &options, decode::Engine &engine,
-                     std::unique_ptr<decode::Drafting> drafts, Io &io)
+                     std::unique_ptr<decode::Drafting> drafts, const Json &tools, Io &io)
     : options_(options),
       engine_(engine),
       io_(io),
       settings_(options.generation),
       sampling_(sampling_options(settings_)),
       constraint_(constraint_of(settings_.constraint, io)),
-      format_(prompt_format(engine, options.chat)),
-      tools_(tool_use(options.chat, format_, io)),
+      format_(prompt_format(engine, options.chat, tools)),
+      tools_(tool_use(options.chat, format_, io, tools)),
+      after_call_(without_required_call(tools_)),
+      runs_calls_(!tools.is_null()),
       drafts_(std::move(drafts)),
       queue_(engine, format_, {.parallel = 1, .drafts = speculators(drafts_.get())}),
       stored_(options.store, options.model, engine) {}
@@ -52,7 +66,8 @@ ChatModel::Surplus ChatModel::surplus(const Transcript &transcript) const {
 }
 
 completion::Request ChatModel::request_of(const Transcript &transcript) const {
-    return {.input = completion::Messages{transcript.all(), tools_, transcript.written},
+    const bool has_results = !transcript.messages.empty() && transcript.messages.back().role == "tool";
+    return {.input = completion::Messages{transcript.all(), has_results ? after_call_ : tools_, transcript.written},
             .sampling = sampling_,
             .stream = stream_,
             .limits = limits(settings_),
@@ -122,8 +137,9 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
     if (!done->calls.empty()) answer.tool_calls = dump(text::calls_json(done->calls));
     written_ = std::move(done->written);
     save(answer);
-    shown.out.write("\n");
-    note_calls(*done, io_);  // their results can only come from a transcript (/load)
+    if (done->calls.empty() || !answer.content.empty() || !answer.reasoning.empty()) shown.out.write("\n");
+    if (runs_calls_) done->calls.clear();  // the chat shows them
+    note_calls(*done, io_);                // their results can only come from a transcript (/load)
     finish(*done);
     if (ended_in_reasoning(*done, !answer.reasoning.empty(), !answer.content.empty()))
         io_.note(

@@ -22,9 +22,10 @@ namespace runnel::commands {
 
 class ChatModel {
   public:
-    // All references must outlive it.
+    // All references must outlive it. `tools`: definitions of tools that the chat runs itself, besides those of
+    // --tools; null: none.
     ChatModel(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
-              Io &io);
+              const Json &tools, Io &io);
 
     // Where and how an answer is shown (chat_view.h). `watch`: called between the steps, with the view once there is one.
     struct View {
@@ -93,7 +94,10 @@ class ChatModel {
     std::optional<grammar::Source> constraint_;
     completion::PromptFormat format_;
     std::shared_ptr<const text::ToolUse> tools_;  // null: none
-    std::unique_ptr<decode::Drafting> drafts_;    // null: none
+    std::shared_ptr<const text::ToolUse>
+        after_call_;  // for an answer to results: no call is required any more
+    bool runs_calls_;
+    std::unique_ptr<decode::Drafting> drafts_;  // null: none
     completion::CompletionQueue queue_;
     std::vector<completion::SequenceHandle> kept_;  // sequences of answers, the one used last at the end
     completion::WrittenAnswer written_;

@@ -89,6 +89,14 @@ TEST_CASE("constraint: follows an answer forward and back, with drafts and dropp
     CHECK(allowed_after(constraint, with({kA, kB, kD, kD})) == Ids{kD, kE});
     constraint.drop(4);
     CHECK(allowed_after(constraint, Ids{kB, kD, kD, kD}) == Ids{kD, kE});
+    // Another one keeps the beginning of the prompt, which is not compared with the answer.
+    Constraint keeping = constraint;
+    keeping.begin(prompt.size());
+    CHECK(allowed_after(keeping, with({kA, kB, kD, kD})) == Ids{kD, kE});
+    keeping.drop(4, 2);
+    const TokenId first = with({})[0], second = with({})[1];
+    CHECK(allowed_after(keeping, Ids{first, second, kD}) == Ids{kD, kE});
+    CHECK(allowed_after(keeping, Ids{first, second, kD, kE}) == Ids{kEnd});
 }
 
 TEST_CASE("constraint: reasoning is free until its mark, which may share a token with the answer") {

@@ -1,0 +1,80 @@
+// JSON-RPC 2.0 with a server, one message a line.
+//
+// Everything that the server writes is untrusted: a line has at most kLongestLine bytes, what is kept of stderr is
+// bounded, and invalid UTF-8 becomes U+FFFD. Requests of the server are refused, except "ping". They are read while a
+// request of this process waits; between those, the server may wait.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "engine/commands/chat/mcp/process.h"
+#include "engine/commands/json.h"
+#include "engine/decode/stop_request.h"
+#include "gguf/base/timer.h"
+
+namespace runnel::commands::mcp {
+
+inline constexpr size_t kLongestLine = size_t{16} << 20, kLogBytes = size_t{64} << 10;
+inline constexpr size_t kMostNoise =
+    1000;  // lines on stdout that are no messages; some servers print a greeting
+
+class ServerError : public std::runtime_error {
+  public:
+    enum class Kind {
+        Refused,   // the server answered with an error
+        TimedOut,  // no answer in time
+        Stopped,   // by the user
+        Broken,    // the server ended or breaks the protocol: the connection is over
+    };
+    ServerError(Kind k, const std::string &what) : std::runtime_error(what), kind(k) {}
+    Kind kind;
+};
+
+class Connection {
+  public:
+    // Starts the server. Throws StartError.
+    explicit Connection(const ServerConfig &config) : process_(config) {}
+
+    // Sends a request; returns its number. Throws ServerError::Broken.
+    int64_t send(const std::string &method, const Json &parameters);
+    // The result of a request. Throws ServerError, after which the request's answer is ignored. TimedOut and Stopped tell
+    // the server that the request is canceled, if `cancels`.
+    Json wait(int64_t request, base::Clock::time_point until, const decode::StopRequest &stop,
+              bool cancels = true);
+    void notify(const std::string &method, const Json &parameters);
+
+    // Whether the server said that its tools changed.
+    bool tools_changed() const { return tools_changed_; }
+    // The end of what it wrote on stderr, and lines on stdout that are no messages.
+    const std::string &log();
+    void close_input() { process_.close_input(); }
+
+  private:
+    void queue(const Json &message);
+    // Reads and writes what is possible within `milliseconds`. Throws ServerError::Broken.
+    void exchange(int milliseconds);
+    void write_some();
+    void read_messages();
+    void read_errors();
+    void take_line(std::string_view line);
+    void take_message(const Json &message);
+    void remember(std::string_view text);
+    [[noreturn]] void broken(const std::string &why);
+
+    ServerProcess process_;
+    std::string out_;               // to be written
+    std::string in_;                // the beginning of a line
+    size_t searched_ = 0;           // of in_, for its end
+    std::map<int64_t, Json> sent_;  // requests without an answer (null), or with one: a message
+    int64_t last_ = 0;
+    std::string log_, why_broken_;
+    size_t noise_ = 0;
+    bool tools_changed_ = false;
+};
+
+}  // namespace runnel::commands::mcp

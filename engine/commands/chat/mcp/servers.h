@@ -1,0 +1,66 @@
+// All MCP servers of a chat, and their tools under the names that the model sees: SERVER__TOOL, in characters that
+// every format of tool calls can write.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/commands/chat/mcp/server.h"
+#include "engine/commands/io.h"
+
+namespace runnel::commands::mcp {
+
+struct ServersOptions {
+    std::vector<std::string> allowed =
+        {};  // run without a question: names of tools, or of servers for all their tools
+    std::chrono::milliseconds timeout{60000};  // of a call, and of the beginning of all servers together
+};
+
+class Servers {
+  public:
+    struct Tool {
+        std::string name;  // for the model
+        Server *server;
+        const ToolDefinition *definition;
+    };
+
+    // Starts the processes. Precondition: the process is not confined yet, and the helper for editors runs already: it
+    // must not inherit the pipes.
+    Servers(const Config &config, ServersOptions options);
+    ~Servers();
+    Servers(const Servers &) = delete;
+    Servers &operator=(const Servers &) = delete;
+
+    // Waits for all servers; messages about those that fail, and about unknown names that are allowed, go to `io`.
+    void connect(Io &io, const decode::StopRequest &stop);
+
+    // The tools in OpenAI's shape.
+    Json definitions() const;
+    const Tool *find(std::string_view name) const;  // null: there is none
+    size_t tool_count() const { return tools_.size(); }
+
+    bool is_allowed(const Tool &tool) const { return allowed_.count(tool.name) > 0; }
+    void allow(const Tool &tool) { allowed_.insert(tool.name); }
+    CallResult call(const Tool &tool, const Json &arguments, const decode::StopRequest &stop) {
+        return tool.server->call(tool.definition->name, arguments, options_.timeout, stop);
+    }
+
+    // The servers with their states and tools, for people.
+    std::string overview(size_t columns) const;
+    // What a server wrote on stderr; nullopt: there is no such server.
+    std::optional<std::string> log(std::string_view server);
+
+  private:
+    void add_tools(Server &server);
+    void apply_allowed(Io &io);
+
+    ServersOptions options_;
+    std::deque<Server> servers_;
+    std::vector<Tool> tools_;
+    std::set<std::string, std::less<>> names_, allowed_;
+};
+
+}  // namespace runnel::commands::mcp
