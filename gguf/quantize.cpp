@@ -1,5 +1,7 @@
 #include "gguf/quantize.h"
 
+#include <algorithm>
+#include <array>
 #include <cassert>
 #include <cstring>
 
@@ -53,6 +55,20 @@ void standard_blocks(std::span<const float> row, std::span<const float> importan
     }
 }
 
+// Formats that are searched several blocks at a time.
+template <class Block>
+void standard_batches(std::span<const float> row, std::span<const float> importance, std::byte *out) {
+    for (size_t at = 0; at < row.size(); at += kEncodeBatch * kSuperBlock) {
+        const size_t values = std::min(row.size() - at, kEncodeBatch * kSuperBlock);
+        std::array<Block, kEncodeBatch> batch;
+        const std::span blocks = std::span(batch).first(values / kSuperBlock);
+        standard_encode(row.subspan(at, values),
+                        importance.empty() ? importance : importance.subspan(at, values), blocks);
+        std::memcpy(out, blocks.data(), blocks.size_bytes());
+        out += blocks.size_bytes();
+    }
+}
+
 void standard_row(Type type, std::span<const float> row, std::span<const float> importance, std::byte *out) {
     switch (type) {
         case Type::Q4_0:
@@ -64,15 +80,15 @@ void standard_row(Type type, std::span<const float> row, std::span<const float> 
         case Type::Q5_1:
             return standard_small<BlockQ5_1>(row, importance, out);
         case Type::Q2_K:
-            return standard_blocks<BlockQ2_K, kSuperBlock>(row, importance, out);
+            return standard_batches<BlockQ2_K>(row, importance, out);
         case Type::Q3_K:
-            return standard_blocks<BlockQ3_K, kSuperBlock>(row, importance, out);
+            return standard_batches<BlockQ3_K>(row, importance, out);
         case Type::Q4_K:
-            return standard_blocks<BlockQ4_K, kSuperBlock>(row, importance, out);
+            return standard_batches<BlockQ4_K>(row, importance, out);
         case Type::Q5_K:
-            return standard_blocks<BlockQ5_K, kSuperBlock>(row, importance, out);
+            return standard_batches<BlockQ5_K>(row, importance, out);
         case Type::Q6_K:
-            return standard_blocks<BlockQ6_K, kSuperBlock>(row, importance, out);
+            return standard_batches<BlockQ6_K>(row, importance, out);
         case Type::IQ4_NL:
             return standard_blocks<BlockIQ4_NL, 32>(row, importance, out);
         case Type::IQ4_XS:

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "gguf/group_search.h"
 #include "gguf/half.h"
 #include "gguf/scale_search.h"
 #include "gguf/scales.h"
@@ -44,6 +45,27 @@ void pack_fifth_bits(uint8_t *qh, const Level *levels) {
         qh[i / 8] = static_cast<uint8_t>(qh[i / 8] | (levels[i] >> 4 & 1) << (i % 8));
 }
 
+float inverse_or_zero(float x) {
+    return x != 0 ? 1 / x : 0;
+}
+
+// 64 levels below 16 per 32 bytes: level i in the low, level i + 32 in the high nibble of byte i.
+void pack_64_nibbles(const uint8_t *levels, uint8_t (&qs)[kSuperBlock / 2]) {
+    for (int part = 0; part < kSuperBlock / 64; ++part)
+        for (int i = 0; i < 32; ++i)
+            qs[32 * part + i] =
+                static_cast<uint8_t>((levels[64 * part + i] & 15) | (levels[64 * part + i + 32] & 15) << 4);
+}
+
+// 128 levels below 4 per 32 bytes: level i + 32 n in bits 2 n and 2 n + 1 of byte i.
+void pack_pairs_of_bits(const uint8_t *levels, uint8_t (&qs)[kSuperBlock / 4]) {
+    for (int half = 0; half < 2; ++half)
+        for (int i = 0; i < 32; ++i) {
+            const uint8_t *const from = levels + 128 * half + i;
+            qs[32 * half + i] = static_cast<uint8_t>(from[0] | from[32] << 2 | from[64] << 4 | from[96] << 6);
+        }
+}
+
 constexpr AffineCandidates kWithImportance{-0.9f, 0.05f, 36};
 
 // The scale and levels of a block of 32; affine_block() adds a minimum.
@@ -67,7 +89,7 @@ struct AffineSuperBlock {
     std::array<uint8_t, kSuperBlock> levels{};
 
     // Without importance: scales are rounded to the largest one over kLimit.
-    void round_scales(const std::array<ScaleAndMinimum, kGroups> &lines) {
+    void round_scales(std::span<const ScaleAndMinimum, kGroups> lines) {
         float most_scale = 0, most_minimum = 0;
         for (const ScaleAndMinimum &line : lines) {
             most_scale = std::max(most_scale, line.scale);
@@ -75,7 +97,7 @@ struct AffineSuperBlock {
         }
         const float inverse_scale = most_scale > 0 ? kLimit / most_scale : 0;
         const float inverse_minimum = most_minimum > 0 ? kLimit / most_minimum : 0;
-        for (int g = 0; g < kGroups; ++g) {
+        for (size_t g = 0; g < kGroups; ++g) {
             scales[g] =
                 static_cast<uint8_t>(std::clamp(nearest_int(inverse_scale * lines[g].scale), 0, kLimit));
             minimums[g] =
@@ -85,53 +107,83 @@ struct AffineSuperBlock {
         dmin = f32_to_f16(most_minimum > 0 ? most_minimum / kLimit : 0);
     }
 
-    // With importance: scales are searched, weighted by the groups' weights.
-    void search_scales(const std::array<ScaleAndMinimum, kGroups> &lines, Values group_weights) {
-        std::array<float, kGroups> s, m;
-        for (int g = 0; g < kGroups; ++g) s[g] = lines[g].scale, m[g] = lines[g].minimum;
-        d = f32_to_f16(search_positive(s, kLimit, group_weights, scales.data()));
-        dmin = f32_to_f16(search_positive(m, kLimit, group_weights, minimums.data()));
-    }
-
     // The levels for the rounded scales; groups whose scale is zero keep the levels of the search.
     void find_levels(Values x) {
         for (int g = 0; g < kGroups; ++g) {
             const float scale = f16_to_f32(d) * static_cast<float>(scales[g]);
             if (scale == 0) continue;
             const float minimum = f16_to_f32(dmin) * static_cast<float>(minimums[g]);
-            for (int i = g * kGroup; i < (g + 1) * kGroup; ++i)
-                levels[i] = static_cast<uint8_t>(std::clamp(nearest_int((x[i] + minimum) / scale), 0, kTop));
+            group_search().round(&x[static_cast<size_t>(g * kGroup)], kGroup, {scale, minimum}, 0, kTop,
+                                 &levels[static_cast<size_t>(g * kGroup)]);
         }
     }
 };
 
-// The groups of Q4_K (kTop 15) and Q5_K (31).
-template <int kTop>
-AffineSuperBlock<8, kTop, 63> eight_groups(Values x, Values importance, AffineCandidates plain) {
-    AffineSuperBlock<8, kTop, 63> block;
-    std::array<ScaleAndMinimum, 8> lines;
-    std::array<float, 8> group_weights{};
-    const float variance = 2 * sum_of_squares(x) / kSuperBlock;
-    for (int g = 0; g < 8; ++g) {
-        const Values group = x.subspan(static_cast<size_t>(32 * g), 32);
-        float weights[32];
-        if (importance.empty()) {
-            const float rms = std::sqrt(sum_of_squares(group) / 32);
-            for (size_t i = 0; i < 32; ++i) weights[i] = rms + std::fabs(group[i]);
-        } else {
-            weigh(group, importance.subspan(static_cast<size_t>(32 * g), 32), variance, weights);
-            group_weights[g] = sum_of(weights);
-        }
-        lines[g] = search_affine(group, kTop, weights, importance.empty() ? plain : kWithImportance,
-                                 &block.levels[32 * g]);
+// How a format searches without importance.
+struct Plain {
+    Weighting weighting;
+    AffineCandidates candidates;
+};
+
+// The weights of all values of some super-blocks, and their sums over groups of `size`.
+struct BlockWeights {
+    std::array<float, kEncodeBatch * kSuperBlock> values;
+    std::array<float, kEncodeBatch * 16> sums;
+
+    // variance_factor: 2 or 1 times the mean square of a block is the variance.
+    BlockWeights(Values x, Values importance, float variance_factor, size_t size) {
+        for (size_t at = 0; at < x.size(); at += kSuperBlock)
+            group_search().weigh(&x[at], &importance[at],
+                                 variance_factor * sum_of_squares(x.subspan(at, kSuperBlock)) / kSuperBlock,
+                                 kSuperBlock, &values[at]);
+        for (size_t g = 0; g < x.size() / size; ++g) sums[g] = sum_of(Values(values).subspan(g * size, size));
     }
+};
+
+// The groups of up to kEncodeBatch super-blocks; with importance, the scales of groups are searched as well,
+// weighted by the groups' weights.
+template <int kGroups, int kTop, int kLimit>
+std::array<AffineSuperBlock<kGroups, kTop, kLimit>, kEncodeBatch> search_super_blocks(Values x,
+                                                                                      Values importance,
+                                                                                      float variance_factor,
+                                                                                      Plain plain) {
+    constexpr size_t kGroup = kSuperBlock / kGroups;
+    std::array<AffineSuperBlock<kGroups, kTop, kLimit>, kEncodeBatch> supers;
+    std::array<ScaleAndMinimum, kEncodeBatch * kGroups> lines;
+    std::array<uint8_t, kEncodeBatch * kSuperBlock> levels;
+    const size_t blocks = x.size() / kSuperBlock, groups = blocks * kGroups;
+    const GroupSearch &search = group_search();
     if (importance.empty()) {
-        block.round_scales(lines);
+        search.affine({x.data(), nullptr, plain.weighting, groups, kGroup}, kTop, plain.candidates,
+                      levels.data(), lines.data());
+        for (size_t b = 0; b < blocks; ++b)
+            supers[b].round_scales(std::span(lines).subspan(b * kGroups).template first<kGroups>());
     } else {
-        block.search_scales(lines, group_weights);
+        const BlockWeights weights(x, importance, variance_factor, kGroup);
+        search.affine({x.data(), weights.values.data(), Weighting::Given, groups, kGroup}, kTop,
+                      kWithImportance, levels.data(), lines.data());
+        std::array<float, kEncodeBatch * kGroups> values;
+        std::array<uint8_t, kEncodeBatch * kGroups> small;
+        std::array<float, kEncodeBatch> factors;
+        const Groups of_scales{values.data(), weights.sums.data(), Weighting::Given, blocks, kGroups};
+        for (size_t g = 0; g < groups; ++g) values[g] = lines[g].scale;
+        search.positive(of_scales, kLimit, small.data(), factors.data());
+        for (size_t b = 0; b < blocks; ++b) {
+            supers[b].d = f32_to_f16(factors[b]);
+            std::copy_n(&small[b * kGroups], kGroups, supers[b].scales.begin());
+        }
+        for (size_t g = 0; g < groups; ++g) values[g] = lines[g].minimum;
+        search.positive(of_scales, kLimit, small.data(), factors.data());
+        for (size_t b = 0; b < blocks; ++b) {
+            supers[b].dmin = f32_to_f16(factors[b]);
+            std::copy_n(&small[b * kGroups], kGroups, supers[b].minimums.begin());
+        }
     }
-    block.find_levels(x);
-    return block;
+    for (size_t b = 0; b < blocks; ++b) {
+        std::copy_n(&levels[b * kSuperBlock], kSuperBlock, supers[b].levels.begin());
+        supers[b].find_levels(x.subspan(b * kSuperBlock, kSuperBlock));
+    }
+    return supers;
 }
 
 // Everything but the levels, which are 0 then.
@@ -194,10 +246,6 @@ void weigh_iq4(Values x, Values importance, float variance, std::span<float> wei
     for (size_t i = 0; i < x.size(); ++i) weights[i] = x[i] * x[i];
 }
 
-float inverse_or_zero(float x) {
-    return x != 0 ? 1 / x : 0;
-}
-
 }  // namespace
 
 void standard_encode(Values x, Values importance, float row_mean_square, BlockQ4_0 &block) {
@@ -230,132 +278,124 @@ void standard_encode(Values x, Values importance, float row_mean_square, BlockQ5
     pack_fifth_bits(block.qh, levels);
 }
 
-void standard_encode(Values x, Values importance, BlockQ2_K &block) {
-    AffineSuperBlock<16, 3, 15> super;
-    std::array<ScaleAndMinimum, 16> lines;
-    std::array<float, 16> group_weights{};
-    const float variance = sum_of_squares(x) / kSuperBlock;
-    for (int g = 0; g < 16; ++g) {
-        const Values group = x.subspan(static_cast<size_t>(16 * g), 16);
-        float weights[16];
-        if (importance.empty()) {
-            for (size_t i = 0; i < 16; ++i) weights[i] = std::fabs(group[i]);
-        } else {
-            weigh(group, importance.subspan(static_cast<size_t>(16 * g), 16), variance, weights);
-            group_weights[g] = sum_of(weights);
-        }
-        constexpr AffineCandidates kPlain{-0.5f, 0.1f, 15, true};
-        lines[g] = search_affine(group, 3, weights, importance.empty() ? kPlain : kWithImportance,
-                                 &super.levels[16 * g]);
+void standard_encode(Values x, Values importance, std::span<BlockQ2_K> blocks) {
+    const auto supers =
+        search_super_blocks<16, 3, 15>(x, importance, 1, {Weighting::Magnitude, {-0.5f, 0.1f, 15, true}});
+    for (size_t b = 0; b < blocks.size(); ++b) {
+        const auto &super = supers[b];
+        BlockQ2_K &block = blocks[b];
+        block.d = super.d;
+        block.dmin = super.dmin;
+        for (size_t g = 0; g < 16; ++g)
+            block.scales[g] = static_cast<uint8_t>(super.scales[g] | super.minimums[g] << 4);
+        pack_pairs_of_bits(super.levels.data(), block.qs);
     }
+}
+
+void standard_encode(Values x, Values importance, std::span<BlockQ4_K> blocks) {
+    const auto supers =
+        search_super_blocks<8, 15, 63>(x, importance, 2, {Weighting::RmsPlusMagnitude, {-1.0f, 0.1f, 20}});
+    for (size_t b = 0; b < blocks.size(); ++b) {
+        write_head(supers[b], blocks[b]);
+        pack_64_nibbles(supers[b].levels.data(), blocks[b].qs);
+    }
+}
+
+void standard_encode(Values x, Values importance, std::span<BlockQ5_K> blocks) {
+    const auto supers =
+        search_super_blocks<8, 31, 63>(x, importance, 2, {Weighting::RmsPlusMagnitude, {-0.5f, 0.1f, 15}});
+    for (size_t b = 0; b < blocks.size(); ++b) {
+        const uint8_t *const levels = supers[b].levels.data();
+        write_head(supers[b], blocks[b]);
+        pack_64_nibbles(levels, blocks[b].qs);
+        for (int part = 0; part < 8; ++part)
+            for (int i = 0; i < 32; ++i)
+                blocks[b].qh[i] =
+                    static_cast<uint8_t>(blocks[b].qh[i] | (levels[32 * part + i] >> 4) << part);
+    }
+}
+
+void standard_encode(Values x, Values importance, std::span<BlockQ3_K> blocks) {
+    std::array<int8_t, kEncodeBatch * kSuperBlock> searched;
+    std::array<float, kEncodeBatch * 16> scales;
+    std::array<int8_t, kEncodeBatch * 16> small;  // scales, 0..63
+    std::array<float, kEncodeBatch> factors;
+    const GroupSearch &search = group_search();
+    const size_t groups = 16 * blocks.size();
     if (importance.empty()) {
-        super.round_scales(lines);
-    } else {
-        super.search_scales(lines, group_weights);
-    }
-    super.find_levels(x);
-    block = {};
-    block.d = super.d;
-    block.dmin = super.dmin;
-    for (int g = 0; g < 16; ++g)
-        block.scales[g] = static_cast<uint8_t>(super.scales[g] | super.minimums[g] << 4);
-    for (int i = 0; i < kSuperBlock; ++i) {
-        uint8_t &byte = block.qs[i / 128 * 32 + i % 32];
-        byte = static_cast<uint8_t>(byte | super.levels[i] << (i / 32 % 4 * 2));
-    }
-}
-
-void standard_encode(Values x, Values importance, BlockQ4_K &block) {
-    const auto super = eight_groups<15>(x, importance, {-1.0f, 0.1f, 20});
-    write_head(super, block);
-    for (int i = 0; i < kSuperBlock; ++i) {
-        uint8_t &byte = block.qs[i / 64 * 32 + i % 32];
-        byte = static_cast<uint8_t>(byte | super.levels[i] << (i / 32 % 2 * 4));
-    }
-}
-
-void standard_encode(Values x, Values importance, BlockQ5_K &block) {
-    const auto super = eight_groups<31>(x, importance, {-0.5f, 0.1f, 15});
-    write_head(super, block);
-    for (int i = 0; i < kSuperBlock; ++i) {
-        const int q = super.levels[i];
-        uint8_t &low = block.qs[i / 64 * 32 + i % 32], &high = block.qh[i % 32];
-        low = static_cast<uint8_t>(low | (q & 15) << (i / 32 % 2 * 4));
-        high = static_cast<uint8_t>(high | (q >> 4) << (i / 32));
-    }
-}
-
-void standard_encode(Values x, Values importance, BlockQ3_K &block) {
-    std::array<int8_t, kSuperBlock> levels;
-    std::array<float, 16> scales, group_weights{};
-    const float variance = 2 * sum_of_squares(x) / kSuperBlock;
-    for (int g = 0; g < 16; ++g) {
-        const Values group = x.subspan(static_cast<size_t>(16 * g), 16);
-        if (importance.empty()) {
-            scales[g] = descend_symmetric(group, 4, &levels[16 * g]);
-            continue;
+        search.descend({x.data(), nullptr, Weighting::Square, groups, 16}, 4, searched.data(), scales.data());
+        for (size_t b = 0; b < blocks.size(); ++b) {
+            float largest = 0;
+            for (size_t g = 16 * b; g < 16 * (b + 1); ++g)
+                if (std::fabs(scales[g]) > std::fabs(largest)) largest = scales[g];
+            const float inverse = largest != 0 ? -32.0f / largest : 0;
+            for (size_t g = 16 * b; g < 16 * (b + 1); ++g)
+                small[g] = static_cast<int8_t>(
+                    largest != 0 ? std::clamp(nearest_int(inverse * scales[g]), -32, 31) + 32 : 0);
+            factors[b] = inverse_or_zero(inverse);
         }
-        float weights[16];
-        weigh(group, importance.subspan(static_cast<size_t>(16 * g), 16), variance, weights);
-        group_weights[g] = sum_of(weights);
-        scales[g] = search_symmetric(group, 4, weights, &levels[16 * g]);
-    }
-    block = {};
-    std::array<int8_t, 16> small;  // scales, 0..63
-    if (importance.empty()) {
-        float largest = 0;
-        for (const float scale : scales)
-            if (std::fabs(scale) > std::fabs(largest)) largest = scale;
-        const float inverse = largest != 0 ? -32.0f / largest : 0;
-        for (int g = 0; g < 16; ++g)
-            small[g] = static_cast<int8_t>(
-                largest != 0 ? std::clamp(nearest_int(inverse * scales[g]), -32, 31) + 32 : 0);
-        block.d = f32_to_f16(inverse_or_zero(inverse));
     } else {
-        block.d = f32_to_f16(search_symmetric(scales, 32, group_weights, small.data()));
+        const BlockWeights weights(x, importance, 2, 16);
+        search.symmetric({x.data(), weights.values.data(), Weighting::Given, groups, 16}, 4, searched.data(),
+                         scales.data());
+        search.symmetric({scales.data(), weights.sums.data(), Weighting::Given, blocks.size(), 16}, 32,
+                         small.data(), factors.data());
     }
-    uint8_t unsigned_scales[16];
-    std::copy(small.begin(), small.end(), unsigned_scales);
-    pack_q3_scales(unsigned_scales, block.scales);
-    for (int g = 0; g < 16; ++g) {
-        const float scale = f16_to_f32(block.d) * static_cast<float>(small[g] - 32);
-        if (scale == 0) continue;
-        for (int i = 16 * g; i < 16 * (g + 1); ++i)
-            levels[i] = static_cast<int8_t>(std::clamp(nearest_int(x[i] / scale), -4, 3) + 4);
-    }
-    for (int i = 0; i < kSuperBlock; ++i) {
-        const int low = levels[i] & 3, high = levels[i] >> 2;
-        uint8_t &byte = block.qs[i / 128 * 32 + i % 32], &mask = block.hmask[i % 32];
-        byte = static_cast<uint8_t>(byte | low << (i / 32 % 4 * 2));
-        mask = static_cast<uint8_t>(mask | high << (i / 32));
+    for (size_t b = 0; b < blocks.size(); ++b) {
+        BlockQ3_K &block = blocks[b];
+        block = {};
+        block.d = f32_to_f16(factors[b]);
+        std::array<uint8_t, kSuperBlock> levels;
+        std::copy_n(&searched[b * kSuperBlock], kSuperBlock, levels.begin());
+        uint8_t unsigned_scales[16];
+        std::copy_n(&small[16 * b], 16, unsigned_scales);
+        pack_q3_scales(unsigned_scales, block.scales);
+        for (size_t g = 0; g < 16; ++g) {
+            const float scale = f16_to_f32(block.d) * static_cast<float>(unsigned_scales[g] - 32);
+            if (scale != 0)
+                search.round(&x[b * kSuperBlock + 16 * g], 16, {scale, 0}, -4, 3, &levels[16 * g]);
+        }
+        for (int part = 0; part < 8; ++part)
+            for (int i = 0; i < 32; ++i)
+                block.hmask[i] = static_cast<uint8_t>(block.hmask[i] | (levels[32 * part + i] >> 2) << part);
+        for (uint8_t &level : levels) level &= 3;
+        pack_pairs_of_bits(levels.data(), block.qs);
     }
 }
 
-void standard_encode(Values x, Values importance, BlockQ6_K &block) {
-    std::array<int8_t, kSuperBlock> levels;
-    std::array<float, 16> scales;
-    float largest = 0, magnitude = 0;
-    for (int g = 0; g < 16; ++g) {
-        const auto at = static_cast<size_t>(16 * g);
-        scales[g] = search_symmetric(
-            x.subspan(at, 16), 32, importance.empty() ? importance : importance.subspan(at, 16), &levels[at]);
-        if (std::fabs(scales[g]) > magnitude) magnitude = std::fabs(scales[g]), largest = scales[g];
-    }
-    block = {};
-    if (!(magnitude >= 1e-15f)) return;
-    const float inverse = -128.0f / largest;
-    block.d = f32_to_f16(1 / inverse);
-    for (int g = 0; g < 16; ++g) {
-        block.scales[g] = static_cast<int8_t>(std::clamp(nearest_int(inverse * scales[g]), -128, 127));
-        const float scale = f16_to_f32(block.d) * static_cast<float>(block.scales[g]);
-        if (scale == 0) continue;
-        for (int i = 16 * g; i < 16 * (g + 1); ++i)
-            levels[i] = static_cast<int8_t>(std::clamp(nearest_int(x[i] / scale), -32, 31) + 32);
-    }
-    for (int i = 0; i < kSuperBlock; ++i) {
-        uint8_t &low = block.ql[i / 128 * 64 + i % 64], &high = block.qh[i / 128 * 32 + i % 32];
-        low = static_cast<uint8_t>(low | (levels[i] & 15) << (i / 64 % 2 * 4));
-        high = static_cast<uint8_t>(high | (levels[i] >> 4) << (i / 32 % 4 * 2));
+void standard_encode(Values x, Values importance, std::span<BlockQ6_K> blocks) {
+    std::array<int8_t, kEncodeBatch * kSuperBlock> searched;
+    std::array<float, kEncodeBatch * 16> scales;
+    const GroupSearch &search = group_search();
+    search.symmetric({x.data(), importance.empty() ? nullptr : importance.data(),
+                      importance.empty() ? Weighting::Square : Weighting::Given, 16 * blocks.size(), 16},
+                     32, searched.data(), scales.data());
+    for (size_t b = 0; b < blocks.size(); ++b) {
+        BlockQ6_K &block = blocks[b];
+        block = {};
+        float largest = 0, magnitude = 0;
+        for (size_t g = 16 * b; g < 16 * (b + 1); ++g)
+            if (std::fabs(scales[g]) > magnitude) magnitude = std::fabs(scales[g]), largest = scales[g];
+        if (!(magnitude >= 1e-15f)) continue;
+        const float inverse = -128.0f / largest;
+        block.d = f32_to_f16(1 / inverse);
+        std::array<uint8_t, kSuperBlock> levels;
+        std::copy_n(&searched[b * kSuperBlock], kSuperBlock, levels.begin());
+        for (size_t g = 0; g < 16; ++g) {
+            block.scales[g] =
+                static_cast<int8_t>(std::clamp(nearest_int(inverse * scales[16 * b + g]), -128, 127));
+            const float scale = f16_to_f32(block.d) * static_cast<float>(block.scales[g]);
+            if (scale != 0)
+                search.round(&x[b * kSuperBlock + 16 * g], 16, {scale, 0}, -32, 31, &levels[16 * g]);
+        }
+        for (int half = 0; half < 2; ++half) {
+            const uint8_t *const from = levels.data() + 128 * half;
+            for (int i = 0; i < 64; ++i)
+                block.ql[64 * half + i] = static_cast<uint8_t>((from[i] & 15) | (from[i + 64] & 15) << 4);
+            for (int i = 0; i < 32; ++i)
+                block.qh[32 * half + i] = static_cast<uint8_t>(
+                    from[i] >> 4 | from[i + 32] >> 4 << 2 | from[i + 64] >> 4 << 4 | from[i + 96] >> 4 << 6);
+        }
     }
 }
 

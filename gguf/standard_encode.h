@@ -2,6 +2,7 @@
 // Internal to gguf/; quantize.h states the guarantee. encode.h has the formats without a search.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "gguf/block.h"
@@ -19,11 +20,20 @@ void standard_encode(std::span<const float> x, std::span<const float> importance
                      BlockQ5_0 &block);
 void standard_encode(std::span<const float> x, std::span<const float> importance, float row_mean_square,
                      BlockQ5_1 &block);
-void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ2_K &block);
-void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ3_K &block);
-void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ4_K &block);
-void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ5_K &block);
-void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ6_K &block);
+
+// Up to kEncodeBatch blocks at a time: `x` and `importance` have 256 values for each.
+inline constexpr size_t kEncodeBatch = 16;
+void standard_encode(std::span<const float> x, std::span<const float> importance,
+                     std::span<BlockQ2_K> blocks);
+void standard_encode(std::span<const float> x, std::span<const float> importance,
+                     std::span<BlockQ3_K> blocks);
+void standard_encode(std::span<const float> x, std::span<const float> importance,
+                     std::span<BlockQ4_K> blocks);
+void standard_encode(std::span<const float> x, std::span<const float> importance,
+                     std::span<BlockQ5_K> blocks);
+void standard_encode(std::span<const float> x, std::span<const float> importance,
+                     std::span<BlockQ6_K> blocks);
+
 void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ4_NL &block);
 void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ4_XS &block);
 

@@ -1,0 +1,32 @@
+#include "gguf/group_search.h"
+
+#include "gguf/group_search_tables.h"
+
+namespace runnel::gguf {
+
+// What the flags of *_avx2.cpp and *_avx512.cpp let the compiler use.
+const GroupSearch *group_search_avx2() {
+    const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+    return runs ? &kGroupSearchAvx2 : nullptr;
+}
+
+const GroupSearch *group_search_avx512() {
+    const bool runs = group_search_avx2() && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return runs ? &kGroupSearchAvx512 : nullptr;
+}
+
+const GroupSearch &group_search_scalar() {
+    return kGroupSearchScalar;
+}
+
+const GroupSearch &group_search() {
+    static const GroupSearch &best = group_search_avx512() ? *group_search_avx512()
+                                     : group_search_avx2() ? *group_search_avx2()
+                                                           : group_search_scalar();
+    return best;
+}
+
+}  // namespace runnel::gguf
