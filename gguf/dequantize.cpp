@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "gguf/grid_blocks.h"
+#include "gguf/group_search.h"
 #include "gguf/nvfp4.h"
 #include "gguf/quantize.h"
 #include "gguf/scales.h"
@@ -199,7 +200,7 @@ void dequantize_row(Type type, const std::byte *blocks, float *out, int64_t n) {
             std::memcpy(out, blocks, static_cast<size_t>(n) * sizeof(float));
             break;
         case Type::F16:
-            convert<uint16_t>(blocks, out, n, f16_to_f32);
+            group_search().from_f16(blocks, out, n);
             break;
         case Type::BF16:
             convert<uint16_t>(blocks, out, n, bf16_to_f32);

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <exception>
-#include <limits>
 #include <mutex>
 #include <thread>
 
@@ -204,13 +204,11 @@ void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
 
 // Returns the largest magnitude of a row of finite values; throws QuantizeError for others.
 float check_finite(const gguf::Tensor &tensor, int64_t row, std::span<const float> values) {
-    float largest = 0;
-    bool finite = true;
-    for (const float value : values) {
-        const float magnitude = std::fabs(value);
-        finite = finite && magnitude <= std::numeric_limits<float>::max();
-        largest = std::max(largest, magnitude);
-    }
+    // Magnitudes are ordered as their bits are, infinity and NaN above all others.
+    uint32_t most = 0;
+    for (const float value : values) most = std::max(most, std::bit_cast<uint32_t>(value) & 0x7fffffffu);
+    const auto largest = std::bit_cast<float>(most);
+    const bool finite = most < 0x7f800000u;
     if (!finite)
         throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
                             " has values that are not finite numbers");
