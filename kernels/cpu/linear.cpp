@@ -1,9 +1,9 @@
-// The code shared by all instruction sets, and the choice among them. Compiled for the baseline CPU: nothing
-// here may use an instruction before a check that the CPU has it.
+// The code shared by all instruction sets, and the choice among them.
 #include "kernels/cpu/linear.h"
 
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
+#include "kernels/cpu/vector.h"
 
 namespace runnel::kernels::cpu {
 
@@ -32,18 +32,12 @@ const LinearKernels &linear_scalar() {
     return kLinearScalar;
 }
 
-// __builtin_cpu_supports() covers the operating system's support too: libgcc asks xgetbv.
 const LinearKernels *linear_avx2() {
-    const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-    return runs ? &kLinearAvx2 : nullptr;
+    return cpu_has_avx2() ? &kLinearAvx2 : nullptr;
 }
 
 const LinearKernels *linear_avx512() {
-    const bool runs = linear_avx2() != nullptr && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-    return runs ? &kLinearAvx512 : nullptr;
+    return cpu_has_avx512() ? &kLinearAvx512 : nullptr;
 }
 
 }  // namespace runnel::kernels::cpu

@@ -1,6 +1,5 @@
 #include "kernels/cpu/pool.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -30,6 +29,15 @@ void futex_wake_all(std::atomic<uint32_t> &word) noexcept {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Tells the CPU that this is a loop of waiting.
+void pause_cpu() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");  // as long as x86's pause; "yield" takes no time
+#endif
+}
+
 }  // namespace
 
 // Sleeping without lost wake-ups: a waiter announces itself, then reads the value again; the releaser changes
@@ -46,7 +54,7 @@ void Signal::wait(uint32_t seen, bool spin) noexcept {
         do {
             for (int i = 0; i < kPausesPerClock; ++i) {
                 if (value() != seen) return;
-                _mm_pause();
+                pause_cpu();
             }
         } while (Clock::now() < until);
     }

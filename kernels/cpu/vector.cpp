@@ -6,16 +6,30 @@
 
 namespace runnel::kernels::cpu {
 
+// Compiled for the baseline CPU: nothing here may use an instruction before a check that the CPU has it.
+// __builtin_cpu_supports() covers the operating system's support too: libgcc asks xgetbv.
+#if defined(__x86_64__)
 bool cpu_has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+    return kVectorAvx2.name != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
 }
 
 bool cpu_has_avx512() {
-    return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    return kVectorAvx512.name != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+#else
+bool cpu_has_avx2() {
+    return false;
+}
+
+bool cpu_has_avx512() {
+    return false;
+}
+#endif
 
 const VectorKernels &vector_scalar() {
     return kVectorScalar;

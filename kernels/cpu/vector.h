@@ -78,6 +78,7 @@ const VectorKernels &vector_scalar();
 const VectorKernels *vector_avx2();    // null if the CPU lacks AVX2, FMA or F16C
 const VectorKernels *vector_avx512();  // null if the CPU lacks AVX-512 F, BW, DQ, VL or VNNI
 
+// Whether this CPU has the instructions and this build the kernels (avx2_absent.cpp, avx512_absent.cpp).
 bool cpu_has_avx2();
 bool cpu_has_avx512();
 
