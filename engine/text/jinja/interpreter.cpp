@@ -202,7 +202,7 @@ Interpreter::Flow Interpreter::execute(const Set &node, MarkedText &) {
 }
 
 Interpreter::Flow Interpreter::execute(const SetBlock &node, MarkedText &) {
-    // Variables set within it end with it.
+    // Variables that are set inside the block are not visible after it.
     Value value;
     {
         const Entered entered(*this, fresh_scope(scope_));
