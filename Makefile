@@ -106,12 +106,13 @@ $(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
 # in a fifth of the time. demo_alone: files whose helpers have the names of others in their folder.
 demo_isas := $(filter $(isas),$(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo)))
 demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
-demo_alone := $(filter kernels/cpu/%,$(demo_sources)) $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp \
+demo_alone := $(filter kernels/cpu/%,$(demo_sources)) $(filter $(demo_sources),$(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp \
   standard_encode_ternary.cpp value.cpp) $(addprefix engine/,model/experts.cpp model/recurrent.cpp \
   quantize/importance_sums.cpp text/chat_prompt.cpp $(addprefix text/jinja/,expression_parser.cpp interpreter.cpp lexer.cpp \
   percent_format.cpp string_methods.cpp text_filters.cpp value_filters.cpp) grammar/regex.cpp \
   completion/thinking_budget.cpp decode/speculation/lookup_draft.cpp measure/speculation_bench.cpp commands/version.cpp \
-  commands/doctor/doctor_cpu.cpp commands/models/stores.cpp commands/bench/bench_naive.cpp commands/bench/bench_roofline.cpp)
+  commands/doctor/doctor_cpu.cpp commands/models/stores.cpp commands/bench/bench_naive.cpp commands/bench/bench_roofline.cpp \
+  commands/chat/chat_tools.cpp))
 demo_folders := $(patsubst %/,%,$(sort $(dir $(filter-out kernels/cpu/%,$(demo_sources)))))
 demo_units := $(demo_folders:%=$(BUILD)/demo/%.o)
 demo_objects := $(demo_units) $(patsubst %.cpp,$(BUILD)/obj/%.o,$(demo_alone) main.cpp kernels/cuda/devices_absent.cpp)
