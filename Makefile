@@ -102,16 +102,19 @@ $(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects) $(LDLIBS) $(CUDA_LIBS)
 
 # The demo: without the CUDA code, even if nvcc exists, and with only the kernels for the instruction set that this
-# machine would choose. From nothing, most of the time would go into headers, so each folder is compiled as one unit,
-# in a fifth of the time. demo_alone: files whose helpers have the names of others in their folder.
+# machine would choose. From nothing, most of the time would go into headers that every file includes, so each folder is
+# compiled as one unit, with -O1 outside of the kernels. demo_alone: files that define a name twice with others of their
+# folder; "redefinition" in a unit means that another belongs there.
 demo_isas := $(filter $(isas),$(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo)))
 demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
-demo_alone := $(filter kernels/cpu/% gguf/group_search_%,$(demo_sources)) $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp \
-  output_file.cpp standard_encode_ternary.cpp value.cpp) $(addprefix engine/,model/experts.cpp model/recurrent.cpp \
-  quantize/importance_sums.cpp text/chat_prompt.cpp $(addprefix text/jinja/,expression_parser.cpp interpreter.cpp lexer.cpp \
-  percent_format.cpp string_methods.cpp text_filters.cpp value_filters.cpp) grammar/regex.cpp \
-  completion/thinking_budget.cpp decode/speculation/lookup_draft.cpp measure/speculation_bench.cpp commands/version.cpp \
-  commands/doctor/doctor_cpu.cpp commands/models/stores.cpp commands/bench/bench_naive.cpp commands/bench/bench_roofline.cpp)
+demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
+  $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp) \
+  $(addprefix engine/,model/experts.cpp model/recurrent.cpp quantize/importance_sums.cpp text/chat_prompt.cpp grammar/regex.cpp \
+    completion/thinking_budget.cpp decode/speculation/lookup_draft.cpp measure/speculation_bench.cpp) \
+  $(addprefix engine/text/jinja/,expression_parser.cpp interpreter.cpp lexer.cpp percent_format.cpp string_methods.cpp \
+    text_filters.cpp value_filters.cpp) \
+  $(addprefix engine/commands/,version.cpp doctor/doctor_cpu.cpp models/stores.cpp bench/bench_naive.cpp bench/bench_roofline.cpp \
+    chat/chat_tools.cpp),$(demo_sources))
 demo_folders := $(patsubst %/,%,$(sort $(dir $(filter-out kernels/cpu/%,$(demo_sources)))))
 demo_units := $(demo_folders:%=$(BUILD)/demo/%.o)
 demo_objects := $(demo_units) $(patsubst %.cpp,$(BUILD)/obj/%.o,$(demo_alone) main.cpp kernels/cuda/devices_absent.cpp)
@@ -124,7 +127,7 @@ $(BUILD)/runnel-cpu: $(demo_objects)
 $(demo_units): $(BUILD)/demo/%.o: $$(call unit_files,$$*) Makefile | setup
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
-	$(call say,$*/*.cpp)$(CXX) $(filter-out $(WARN),$(CXXFLAGS)) -w -MMD -MP -c -o $@ $(@:.o=.cpp)
+	$(call say,$*/*.cpp)$(CXX) $(patsubst -O3,-O1,$(filter-out $(WARN),$(CXXFLAGS))) -w -MMD -MP -c -o $@ $(@:.o=.cpp)
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
