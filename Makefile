@@ -110,10 +110,10 @@ demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
 demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
   $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp) \
   $(addprefix engine/,model/experts.cpp model/recurrent.cpp quantize/importance_sums.cpp text/chat_prompt.cpp grammar/regex.cpp \
-    completion/thinking_budget.cpp decode/speculation/lookup_draft.cpp measure/speculation_bench.cpp) \
+    completion/prompt_store.cpp completion/thinking_budget.cpp decode/speculation/lookup_draft.cpp measure/speculation_bench.cpp) \
   $(addprefix engine/text/jinja/,expression_parser.cpp interpreter.cpp lexer.cpp percent_format.cpp string_methods.cpp \
     text_filters.cpp value_filters.cpp) \
-  $(addprefix engine/commands/,version.cpp doctor/doctor_cpu.cpp models/stores.cpp bench/bench_naive.cpp bench/bench_roofline.cpp \
+  $(addprefix engine/commands/,version.cpp doctor/doctor_cpu.cpp models/stores.cpp bench/bench_command.cpp bench/bench_naive.cpp bench/bench_roofline.cpp \
     chat/chat_tools.cpp),$(demo_sources))
 demo_folders := $(patsubst %/,%,$(sort $(dir $(filter-out kernels/cpu/%,$(demo_sources)))))
 demo_units := $(demo_folders:%=$(BUILD)/demo/%.o)
