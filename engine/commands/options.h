@@ -140,7 +140,7 @@ struct ChatOptions {
     std::optional<std::string> saved;   // a saved chat, or the name of a new one
     std::vector<std::string> attached;  // files that go with the first message
     PromptStoreFlags store;
-    std::optional<std::string> mcp;     // a file that names MCP servers
+    std::optional<std::string> mcp;  // a file that names MCP servers
     std::vector<std::string> mcp_allowed;
     int64_t mcp_timeout = 60;  // seconds
 };

@@ -67,7 +67,8 @@ ChatModel::Surplus ChatModel::surplus(const Transcript &transcript) const {
 
 completion::Request ChatModel::request_of(const Transcript &transcript) const {
     const bool has_results = !transcript.messages.empty() && transcript.messages.back().role == "tool";
-    return {.input = completion::Messages{transcript.all(), has_results ? after_call_ : tools_, transcript.written},
+    return {.input = completion::Messages{transcript.all(), has_results ? after_call_ : tools_,
+                                          transcript.written},
             .sampling = sampling_,
             .stream = stream_,
             .limits = limits(settings_),
