@@ -139,6 +139,28 @@ TEST_CASE("--prompt-cache auto: a later run computes only what is new, with the 
     CHECK(!fs::exists(home.folder()));
 }
 
+TEST_CASE(
+    "--prompt-cache auto: a model file that was replaced finds nothing; a folder that is not used is named") {
+    if (absent()) return;
+    const Home home;
+    const fs::path model = home.directory / "model.gguf";
+    fs::copy_file(demo_model(), model);
+    Process p = home.asking("Who is it?");
+    p.arguments[1] = model.string();
+    json numbers;
+    home.counted(p, numbers);
+    CHECK(numbers["stored_prompts"]["saved_tokens"] >= 1024);
+    home.counted(p, numbers);
+    CHECK(numbers["stored_prompts"]["found_tokens"] >= 1024);
+    fs::last_write_time(model, fs::last_write_time(model) + std::chrono::seconds(1));
+    home.counted(p, numbers);
+    CHECK(numbers["stored_prompts"]["found_tokens"] == 0);
+    fs::permissions(home.folder(), fs::perms::others_read, fs::perm_options::add);
+    const Result r = execute(p);
+    CHECK(r.code == 0);
+    CHECK(r.err.find("open to other users") != std::string::npos);
+}
+
 TEST_CASE("batch: the beginning that rows share is kept, and nothing else") {
     if (absent()) return;
     const Home home;
