@@ -1,6 +1,10 @@
 #include "engine/commands/stored_prompts.h"
 
+#include <sys/stat.h>
+
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <system_error>
 
 #include "engine/commands/arguments.h"
@@ -17,6 +21,39 @@ fs::path cache_home() {
     if (const char *cache = std::getenv("XDG_CACHE_HOME"); cache && *cache == '/') return cache;
     if (const char *home = std::getenv("HOME"); home && *home == '/') return fs::path(home) / ".cache";
     return {};
+}
+
+// Raise it when a change of a kernel, of rope or of a quantizer changes K or V: older files are not found from then on.
+constexpr uint32_t kNumericsVersion = 1;
+
+// What changes when a file is replaced, by a download of the same size as well.
+void add_file(const fs::path &path, base::Checksum &sum) {
+    struct stat status {};
+    if (stat(path.c_str(), &status) != 0) return;
+    for (const uint64_t value :
+         {uint64_t{status.st_dev}, uint64_t{status.st_ino}, static_cast<uint64_t>(status.st_size),
+          static_cast<uint64_t>(status.st_mtim.tv_sec), static_cast<uint64_t>(status.st_mtim.tv_nsec)})
+        sum.add_value(value);
+}
+
+// Of the files of a model, besides what prompt_identity() reads of them.
+base::Checksum::Value store_identity(const gguf::File &file, base::Checksum::Value identity) {
+    base::Checksum sum;
+    sum.add_value(identity);
+    sum.add_value(kNumericsVersion);
+    constexpr size_t kEnding = sizeof "00001-of-00003.gguf" - 1, kDigits = 5;
+    fs::path path = file.path();
+    std::string name = path.filename().native();
+    for (size_t part = 1; part <= file.parts(); ++part) {
+        if (file.parts() > 1 && name.size() > kEnding) {
+            char digits[24];
+            std::snprintf(digits, sizeof digits, "%05zu", part);
+            name.replace(name.size() - kEnding, kDigits, digits);
+            path.replace_filename(name);
+        }
+        add_file(path, sum);
+    }
+    return sum.value();
 }
 
 }  // namespace
@@ -36,12 +73,13 @@ std::string prompts_output(const PromptStoreFlags &flags) {
 }
 
 void add_prompt_store_option(OptionTable &table, PromptStoreFlags &flags) {
+    flags.is_on = false;
     table
         .choice(
             "--prompt-cache", flags.is_on, {{"auto", true}, {"off", false}},
             "keep computed prompts of " + std::to_string(kLeastStoredTokens) +
                 " tokens or more in ~/.cache/runnel/prompts, for later runs that begin with the same text")
-        .by_default("auto");
+        .by_default("off");
     add_prompt_store_size(table, flags);
 }
 
@@ -56,32 +94,43 @@ void add_prompt_store_size(OptionTable &table, PromptStoreFlags &flags) {
 }
 
 StoredPrompts::StoredPrompts(const PromptStoreFlags &flags, const ModelOptions &options,
-                             decode::Engine &engine) {
+                             decode::Engine &engine) try {
     const fs::path folder = flags.is_on ? prompts_folder() : fs::path();
     if (folder.empty()) return;
-    store_.emplace(folder, static_cast<uint64_t>(flags.most_bytes),
-                   decode::prompt_identity(engine.file(), engine.model().program,
-                                           engine.executor().device().kind, options.cache.types),
+    const auto identity = decode::prompt_identity(engine.file(), engine.model().program,
+                                                  engine.executor().device().kind, options.cache.types);
+    store_.emplace(folder, static_cast<uint64_t>(flags.most_bytes), store_identity(engine.file(), identity),
                    engine.executor());
+} catch (const std::exception &error) {
+    problem_ = error.what();
 }
 
-std::optional<decode::SequenceCache> StoredPrompts::load(std::span<const text::TokenId> prompt) {
-    if (!store_ || prompt.size() < kLeastStoredTokens) return std::nullopt;
+std::optional<decode::SequenceCache> StoredPrompts::load(std::span<const text::TokenId> prompt) try {
+    if (!is_on() || prompt.size() < kLeastStoredTokens) return std::nullopt;
     is_used_ = true;
     return store_->load(prompt);
+} catch (const std::exception &error) {
+    problem_ = error.what();
+    return std::nullopt;
 }
 
-void StoredPrompts::save(std::span<const text::TokenId> text) {
-    if (!store_ || text.size() < kLeastStoredTokens) return;
+void StoredPrompts::save(std::span<const text::TokenId> text) try {
+    if (!is_on() || text.size() < kLeastStoredTokens) return;
     is_used_ = true;
     store_->save(text);
+} catch (const std::exception &error) {
+    problem_ = error.what();
 }
 
 std::optional<StoredReport> StoredPrompts::report() const {
     if (!store_ || !is_used_) return std::nullopt;
     const completion::PromptStore::Counts &counts = store_->counts();
-    return StoredReport{store_->folder().native(), counts.found, counts.saved, counts.damaged, counts.removed,
-                        store_->problem()};
+    return StoredReport{store_->folder().native(),
+                        counts.found,
+                        counts.saved,
+                        counts.damaged,
+                        counts.removed,
+                        problem_.empty() ? store_->problem() : problem_};
 }
 
 std::string stored_text(const StoredReport &report) {

@@ -32,10 +32,10 @@ void add_prompt_store_size(OptionTable &table, PromptStoreFlags &flags);
 
 class StoredPrompts {
   public:
-    // The engine must outlive it.
+    // The engine must outlive it. No error of the folder or its files ends a run: report() says what failed.
     StoredPrompts(const PromptStoreFlags &flags, const ModelOptions &options, decode::Engine &engine);
 
-    bool is_on() const { return store_.has_value(); }
+    bool is_on() const { return store_ && problem_.empty(); }
     // Brings what is stored of a prompt into the cache, if the prompt is long enough: as a sequence, and for all others
     // in whole blocks.
     std::optional<decode::SequenceCache> load(std::span<const text::TokenId> prompt);
@@ -49,6 +49,7 @@ class StoredPrompts {
 
   private:
     std::optional<completion::PromptStore> store_;
+    std::string problem_;
     bool is_used_ = false;
 };
 

@@ -1,13 +1,17 @@
 #include "engine/completion/prompt_chunk.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "engine/decode/byte_reader.h"
-#include "gguf/file.h"
 #include "gguf/output_file.h"
 
 namespace runnel::completion {
@@ -19,7 +23,6 @@ using cache::BlockKey;
 using cache::kBlockTokens;
 
 constexpr char kMagic[8] = {'r', 'u', 'n', 'n', 'e', 'l', 'P', 'C'};
-constexpr uint32_t kVersion = 1;
 
 struct Header {
     char magic[8];
@@ -41,6 +44,42 @@ Sum sum_of(Bytes bytes) {
 bool is_number(std::string_view digits, uint64_t &value) {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
     return error == std::errc() && end == digits.data() + digits.size();
+}
+
+// A regular file; fd < 0 if it cannot be opened.
+struct OpenFile {
+    int fd;
+    struct stat status {};
+    explicit OpenFile(const std::filesystem::path &path)
+        : fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)) {
+        if (fd >= 0 && (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))) close(std::exchange(fd, -1));
+    }
+    ~OpenFile() {
+        if (fd >= 0) close(fd);
+    }
+    OpenFile(const OpenFile &) = delete;
+    OpenFile &operator=(const OpenFile &) = delete;
+};
+
+// False for an error of the disk and a file that is too short.
+bool read_at(int fd, uint64_t offset, std::span<std::byte> bytes) {
+    while (!bytes.empty()) {
+        const ssize_t count = pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return false;
+        bytes = bytes.subspan(static_cast<size_t>(count));
+        offset += static_cast<uint64_t>(count);
+    }
+    return true;
+}
+
+constexpr uint64_t head_bytes(uint64_t groups, uint64_t blocks, uint64_t parts) {
+    return sizeof(Header) + blocks * kBlockTokens * sizeof(text::TokenId) +
+           groups * (sizeof(uint64_t) + blocks) + sizeof(uint64_t) + (parts + 1) * sizeof(Sum);
+}
+
+constexpr uint64_t most_of_head(uint64_t groups) {
+    return head_bytes(groups, kChunkBlocks, groups * kChunkBlocks + 1);
 }
 
 // The head of a file: everything before the blocks, and its sum at the end.
@@ -81,56 +120,74 @@ std::optional<ChunkId> chunk_of(std::string_view name) {
     return numbers ? std::optional(id) : std::nullopt;
 }
 
-bool PromptChunk::Part::is_sound() const {
-    return sum_of(bytes) == sum;
+BlockKey key_after(BlockKey key, std::span<const text::TokenId> tokens) {
+    constexpr size_t kBlock = kBlockTokens;
+    for (size_t at = 0; at < tokens.size(); at += kBlock) key = next_key(key, tokens.subspan(at, kBlock));
+    return key;
 }
 
+// Files are read, not mapped: a disk error in a mapped file would end the process.
 std::optional<PromptChunk> PromptChunk::open(const std::filesystem::path &path, const ChunkId &id,
-                                             const decode::Executor &executor, bool &exists) try {
+                                             const decode::Executor &executor, bool &damaged) {
+    damaged = false;
+    const OpenFile file(path);
+    if (file.fd < 0) return std::nullopt;
     PromptChunk chunk;
     chunk.path_ = path;
     chunk.id_ = id;
-    exists = true;
-    chunk.mapping_ = gguf::Mapping(path);
-    return chunk.read(executor) ? std::optional(std::move(chunk)) : std::nullopt;
-} catch (const gguf::FileError &) {
-    std::error_code error;
-    exists = std::filesystem::exists(std::filesystem::symlink_status(path, error));
-    return std::nullopt;
+    chunk.device_ = file.status.st_dev;
+    chunk.inode_ = file.status.st_ino;
+    chunk.size_ = static_cast<uint64_t>(file.status.st_size);
+    damaged = !chunk.read_head(file.fd, executor);
+    return damaged ? std::nullopt : std::optional(std::move(chunk));
 }
 
-bool PromptChunk::read(const decode::Executor &executor) {
-    const Bytes all = mapping_.bytes();
-    decode::ByteReader reader(all);
+bool PromptChunk::read_head(int fd, const decode::Executor &executor) {
+    const size_t groups = executor.cache().groups();
+    std::vector<std::byte> bytes(std::min(size_, most_of_head(groups)));
+    if (!read_at(fd, 0, bytes)) return false;
+    decode::ByteReader reader(bytes);
     const auto header = reader.value<Header>();
     if (reader.failed() || std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 ||
-        header.version != kVersion || header.groups != executor.cache().groups() || header.blocks == 0 ||
+        header.version != kChunkVersion || header.groups != groups || header.blocks == 0 ||
         header.blocks > kChunkBlocks || ChunkId{header.before, header.after} != id_)
         return false;
     const size_t blocks = header.blocks;
     tokens_.resize(blocks * size_t{kBlockTokens});
     const Bytes tokens = reader.take(tokens_.size() * sizeof(text::TokenId));
     std::copy(tokens.begin(), tokens.end(), std::as_writable_bytes(std::span(tokens_)).begin());
-    std::vector<std::vector<bool>> held(header.groups);
-    for (size_t group = 0; group < held.size(); ++group) {
+    std::vector<std::vector<bool>> held(groups);
+    for (size_t group = 0; group < groups; ++group) {
         if (reader.value<uint64_t>() != executor.block_bytes(group)) return false;
         for (const std::byte flag : reader.take(blocks)) held[group].push_back(flag == std::byte{1});
     }
     const auto state_bytes = reader.value<uint64_t>();
     if (reader.failed() || (state_bytes != 0 && state_bytes != executor.state_bytes())) return false;
-    const auto part = [&](bool is_held) { return Part{{}, is_held ? reader.value<Sum>() : Sum{}}; };
-    for (const std::vector<bool> &group : held) {
+    const auto part = [&](uint64_t size) { return Part{0, size, size > 0 ? reader.value<Sum>() : Sum{}}; };
+    for (size_t group = 0; group < groups; ++group) {
         parts_.emplace_back();
-        for (const bool is_held : group) parts_.back().push_back(part(is_held));
+        for (const bool is_held : held[group])
+            parts_.back().push_back(part(is_held ? executor.block_bytes(group) : 0));
     }
-    state_ = part(state_bytes > 0);
-    const Bytes head = all.first(all.size() - reader.left());
+    state_ = part(state_bytes);
+    const Bytes head = Bytes(bytes).first(bytes.size() - reader.left());
     if (reader.value<Sum>() != sum_of(head) || reader.failed()) return false;
-    for (size_t group = 0; group < held.size(); ++group)
-        for (size_t b = 0; b < blocks; ++b)
-            if (held[group][b]) parts_[group][b].bytes = reader.take(executor.block_bytes(group));
-    state_.bytes = reader.take(state_bytes);
-    return reader.at_end();
+    uint64_t offset = bytes.size() - reader.left();
+    const auto place = [&](Part &one) { one.offset = std::exchange(offset, offset + one.bytes); };
+    for (std::vector<Part> &group : parts_) std::for_each(group.begin(), group.end(), place);
+    place(state_);
+    return offset == size_ && key_after(header.before, tokens_) == header.after;
+}
+
+PromptChunk::Read PromptChunk::read(std::span<const Part> parts, std::vector<std::byte> &bytes) const {
+    const OpenFile file(path_);
+    if (file.fd < 0 || file.status.st_dev != device_ || file.status.st_ino != inode_) return Read::Gone;
+    for (const Part &part : parts) {
+        bytes.resize(bytes.size() + part.bytes);
+        const auto place = std::span(bytes).last(part.bytes);
+        if (!read_at(file.fd, part.offset, place) || sum_of(place) != part.sum) return Read::Damaged;
+    }
+    return Read::Sound;
 }
 
 kernels::StateId state_after(const decode::SequenceCache &sequence, size_t blocks) {
@@ -139,10 +196,27 @@ kernels::StateId state_after(const decode::SequenceCache &sequence, size_t block
     return found.position == length ? found.slot : kernels::kNoState;
 }
 
+uint64_t chunk_bytes(const decode::Executor &executor, const decode::SequenceCache &sequence, size_t first,
+                     size_t blocks) {
+    const size_t groups = executor.cache().groups();
+    uint64_t bytes = 0, parts = 0;
+    for (size_t group = 0; group < groups; ++group)
+        for (const cache::BlockId block : sequence.table(group).subspan(first, blocks)) {
+            if (block == cache::kNoBlock) continue;
+            bytes += executor.block_bytes(group);
+            ++parts;
+        }
+    if (state_after(sequence, first + blocks) != kernels::kNoState) {
+        bytes += executor.state_bytes();
+        ++parts;
+    }
+    return bytes + head_bytes(groups, blocks, parts);
+}
+
 void write_chunk(const std::filesystem::path &path, const ChunkId &id, decode::Executor &executor,
                  const decode::SequenceCache &sequence, size_t first, size_t blocks) {
     const size_t groups = executor.cache().groups();
-    Header header{{},        kVersion, static_cast<uint32_t>(groups), static_cast<uint32_t>(blocks), 0,
+    Header header{{},        kChunkVersion, static_cast<uint32_t>(groups), static_cast<uint32_t>(blocks), 0,
                   id.before, id.after};
     std::copy(std::begin(kMagic), std::end(kMagic), header.magic);
     Head head;

@@ -17,11 +17,11 @@
 #include "engine/cache/prefix_index.h"
 #include "engine/decode/executor.h"
 #include "gguf/base/checksum.h"
-#include "gguf/mapping.h"
 
 namespace runnel::completion {
 
 inline constexpr size_t kChunkBlocks = 8;
+inline constexpr uint32_t kChunkVersion = 1;  // of the layout
 
 // Keys of the text before a chunk and of that with the chunk (cache/prefix_index.h); both make its file's name.
 struct ChunkId {
@@ -31,39 +31,51 @@ struct ChunkId {
 std::string file_name(const ChunkId &id);
 std::optional<ChunkId> chunk_of(std::string_view file_name);
 
-// A file of which the head is sound; blocks() and state() are checked by is_sound().
+// A file of which the head is sound. It is not kept open; its blocks and its state are read on demand.
 class PromptChunk {
   public:
-    // nullopt for a file that is not there, is damaged or does not fit the executor; `exists` says whether it is
-    // there.
+    // nullopt for a file that cannot be opened, is damaged or does not fit the executor; `damaged` if it was opened
+    // and is not what its name says.
     static std::optional<PromptChunk> open(const std::filesystem::path &path, const ChunkId &id,
-                                           const decode::Executor &executor, bool &exists);
+                                           const decode::Executor &executor, bool &damaged);
 
     const std::filesystem::path &path() const { return path_; }
     const ChunkId &id() const { return id_; }
     std::span<const text::TokenId> tokens() const { return tokens_; }
     size_t blocks() const { return tokens_.size() / size_t{kernels::kBlockTokens}; }
-    size_t bytes() const { return mapping_.bytes().size(); }
+    uint64_t bytes() const { return size_; }
 
     struct Part {  // a block or the state; no bytes: not in the file
-        std::span<const std::byte> bytes{};
+        uint64_t offset = 0, bytes = 0;
         base::Checksum::Value sum{};
-        bool is_sound() const;
     };
     const Part &block(size_t group, size_t block) const { return parts_[group][block]; }
     const Part &state() const { return state_; }
 
+    // Appends the bytes of these parts to `bytes`.
+    enum class Read {
+        Sound,
+        Damaged,
+        Gone,  // it cannot be opened any more, or is another file now
+    };
+    Read read(std::span<const Part> parts, std::vector<std::byte> &bytes) const;
+
   private:
-    bool read(const decode::Executor &executor);
+    bool read_head(int fd, const decode::Executor &executor);
 
     std::filesystem::path path_;
     ChunkId id_;
-    gguf::Mapping mapping_;
+    uint64_t device_ = 0, inode_ = 0, size_ = 0;
     std::vector<text::TokenId> tokens_;
     std::vector<std::vector<Part>> parts_;  // [group][block]
     Part state_;
 };
 
+// The key of a text: of whole blocks behind a text with the key `before`.
+cache::BlockKey key_after(cache::BlockKey before, std::span<const text::TokenId> tokens);
+// The size of the file that write_chunk() would write.
+uint64_t chunk_bytes(const decode::Executor &executor, const decode::SequenceCache &sequence, size_t first,
+                     size_t blocks);
 // Writes `blocks` blocks of a sequence from block `first` on, and the state behind them if the cache has it. Throws
 // gguf::WriteError.
 void write_chunk(const std::filesystem::path &path, const ChunkId &id, decode::Executor &executor,

@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <ctime>
-#include <future>
 #include <system_error>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -52,11 +53,6 @@ std::string reason() {
     return std::generic_category().message(errno);
 }
 
-BlockKey key_after(BlockKey key, Tokens tokens) {
-    for (size_t at = 0; at < tokens.size(); at += kBlock) key = next_key(key, tokens.subspan(at, kBlock));
-    return key;
-}
-
 size_t common_tokens(Tokens a, Tokens b) {
     const size_t most = std::min(a.size(), b.size());
     const auto end = a.begin() + static_cast<std::ptrdiff_t>(most);
@@ -72,15 +68,17 @@ std::string key_before(const ChunkId &id) {
     return name.substr(0, name.find('-'));
 }
 
-// Marks a file as just used; of a text, the first files as the newest.
-void touch(const fs::path &path, size_t place) {
-    timespec now{};
-    clock_gettime(CLOCK_REALTIME, &now);
-    constexpr long kNanoseconds = 1000000000, kStep = 1000;
-    now.tv_nsec -= static_cast<long>(std::min<size_t>(place, 100000)) * kStep;
-    if (now.tv_nsec < 0) now.tv_nsec += kNanoseconds, --now.tv_sec;
-    const timespec times[2] = {now, now};
-    utimensat(AT_FDCWD, path.c_str(), times, AT_SYMLINK_NOFOLLOW);
+// Marks the files of a text as just used, the first as the newest: they are of use without the others.
+void touch(std::span<const fs::path> files) {
+    timespec time{};
+    clock_gettime(CLOCK_REALTIME, &time);
+    constexpr long kNanoseconds = 1000000000, kStep = 1000000;  // coarser than the times of file systems
+    for (const fs::path &file : files) {
+        const timespec times[2] = {time, time};
+        utimensat(AT_FDCWD, file.c_str(), times, AT_SYMLINK_NOFOLLOW);
+        time.tv_nsec -= kStep;
+        if (time.tv_nsec < 0) time.tv_nsec += kNanoseconds, --time.tv_sec;
+    }
 }
 
 struct Stored {
@@ -132,19 +130,32 @@ void PromptStore::open_folder(const base::Checksum::Value &identity) {
         return;
     }
     const Descriptor file(open_lock(folder_));
-    std::array<uint64_t, 2> number{};
-    const auto size = static_cast<ssize_t>(sizeof number);
-    if (file.fd < 0 || flock(file.fd, LOCK_EX) != 0) {
+    if (file.fd < 0) {
         problem_ = name + ": " + reason();
         return;
     }
-    if (pread(file.fd, number.data(), sizeof number, 0) != size) {
-        number = {base::random_seed(), base::random_seed()};
-        if (pwrite(file.fd, number.data(), sizeof number, 0) != size) problem_ = name + ": " + reason();
+    std::array<uint64_t, 2> number{};
+    const auto size = static_cast<ssize_t>(sizeof number);
+    const auto is_known = [&] { return pread(file.fd, number.data(), sizeof number, 0) == size; };
+    if (!is_known()) {
+        constexpr int kTries = 20;  // another process makes the number, or cleans up
+        int tries = 1;
+        while (flock(file.fd, LOCK_EX | LOCK_NB) != 0) {
+            if (tries++ == kTries) {
+                problem_ = name + " is locked by another process";
+                return;
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+        if (!is_known()) {
+            number = {base::random_seed(), base::random_seed()};
+            if (pwrite(file.fd, number.data(), sizeof number, 0) != size) problem_ = name + ": " + reason();
+        }
     }
     base::Checksum sum;
     sum.add_value(number);
     sum.add_value(identity);
+    sum.add_value(kChunkVersion);
     root_ = {sum.value()[0], sum.value()[1]};
 }
 
@@ -161,10 +172,10 @@ void PromptStore::remove_damaged(const fs::path &path) {
 }
 
 std::optional<PromptChunk> PromptStore::open(const ChunkId &id) {
-    bool exists = false;
+    bool damaged = false;
     const fs::path path = folder_ / file_name(id);
-    auto chunk = PromptChunk::open(path, id, executor_, exists);
-    if (!chunk && exists) remove_damaged(path);
+    auto chunk = PromptChunk::open(path, id, executor_, damaged);
+    if (damaged) remove_damaged(path);
     return chunk;
 }
 
@@ -209,64 +220,62 @@ bool PromptStore::is_usable(const std::vector<Piece> &pieces, size_t length) con
     for (size_t group = 0; group < executor_.cache().groups(); ++group)
         for (size_t b = 0; b < blocks_of(length); ++b)
             if (is_seen(group, b, length) &&
-                pieces[b / kChunkBlocks].chunk.block(group, b % kChunkBlocks).bytes.empty())
+                pieces[b / kChunkBlocks].chunk.block(group, b % kChunkBlocks).bytes == 0)
                 return false;
     if (executor_.state_bytes() == 0) return true;
     const PromptChunk &last = pieces[(length - 1) / kChunk].chunk;
-    return !last.state().bytes.empty() && last.tokens().size() == (length - 1) % kChunk + 1;
+    return last.state().bytes > 0 && last.tokens().size() == (length - 1) % kChunk + 1;
 }
 
-// Whether those parts of a chunk are sound that a sequence of so many tokens needs; `first`: its first block's number.
-bool PromptStore::is_sound(const PromptChunk &chunk, size_t first, size_t length) const {
-    const size_t blocks = std::min(chunk.blocks(), blocks_of(length) - first);
-    for (size_t group = 0; group < executor_.cache().groups(); ++group)
-        for (size_t b = 0; b < blocks; ++b)
-            if (is_seen(group, first + b, length) && !chunk.block(group, b).is_sound()) return false;
-    return chunk.state().bytes.empty() || chunk.state().is_sound();
-}
-
-// Removes damaged files, and from `pieces` the first of them and all behind it. False if there are none.
-bool PromptStore::remove_damaged(std::vector<Piece> &pieces, size_t length) {
-    const size_t count = (length - 1) / kChunk + 1;
-    std::vector<char> sound(count);
-    const auto check = [&](size_t begin, size_t step) {
-        for (size_t i = begin; i < count; i += step)
-            sound[i] = is_sound(pieces[i].chunk, i * kChunkBlocks, length);
-    };
-    constexpr size_t kThreads = 2;  // one can read 2 GB/s from a mapped file
-    std::future<void> other;
-    try {
-        other = std::async(std::launch::async, check, size_t{1}, kThreads);
-    } catch (const std::system_error &) {
-        other = std::async(std::launch::deferred, check, size_t{1}, kThreads);
+// Reads what a sequence of so many tokens needs into `bytes`, file by file. After a failure, removes from `pieces` the
+// first file that failed and all behind it; damaged files go from the disk as well.
+bool PromptStore::read(std::vector<Piece> &pieces, size_t length, std::vector<std::byte> &bytes) {
+    const size_t count = (length - 1) / kChunk + 1, blocks = blocks_of(length);
+    size_t good = count;
+    std::vector<PromptChunk::Part> parts;
+    for (size_t i = 0; i < count; ++i) {
+        const PromptChunk &chunk = pieces[i].chunk;
+        const size_t first = i * kChunkBlocks;
+        parts.clear();
+        for (size_t group = 0; group < executor_.cache().groups(); ++group)
+            for (size_t b = 0; b < std::min(chunk.blocks(), blocks - first); ++b)
+                if (is_seen(group, first + b, length)) parts.push_back(chunk.block(group, b));
+        if (executor_.state_bytes() > 0 && i + 1 == count) parts.push_back(chunk.state());
+        const PromptChunk::Read result = chunk.read(parts, bytes);
+        if (result == PromptChunk::Read::Damaged) remove_damaged(chunk.path());
+        if (result != PromptChunk::Read::Sound) good = std::min(good, i);
+        if (good < count) bytes.clear();  // the others are only checked
     }
-    check(0, kThreads);
-    other.get();
-    const auto first = std::find(sound.begin(), sound.end(), 0);
-    if (first == sound.end()) return false;
-    for (size_t i = 0; i < count; ++i)
-        if (!sound[i]) remove_damaged(pieces[i].chunk.path());
-    pieces.erase(pieces.begin() + (first - sound.begin()), pieces.end());
-    return true;
+    if (good == count) return true;
+    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(good), pieces.end());
+    return false;
 }
 
 // The sequence of the first `length` tokens. Its last block may have other tokens behind them.
-std::optional<decode::SequenceCache> PromptStore::restore(const std::vector<Piece> &pieces, size_t length) {
+std::optional<decode::SequenceCache> PromptStore::restore(const std::vector<Piece> &pieces, size_t length,
+                                                          std::span<const std::byte> read) {
     const size_t blocks = blocks_of(length);
     std::vector<TokenId> tokens;
     for (const Piece &piece : pieces)
         tokens.insert(tokens.end(), piece.chunk.tokens().begin(), piece.chunk.tokens().end());
     tokens.resize(blocks * kBlock);
-    cache::HeldBlocks held(executor_.cache().groups());
+    const size_t groups = executor_.cache().groups();
+    cache::HeldBlocks held(groups);
+    std::vector<std::vector<std::span<const std::byte>>> by_group(groups);
+    const auto next = [&](size_t size) {
+        const auto bytes = read.first(size);
+        read = read.subspan(size);
+        return bytes;
+    };
+    for (size_t first = 0; first < blocks; first += kChunkBlocks)
+        for (size_t group = 0; group < groups; ++group)
+            for (size_t b = first; b < std::min(blocks, first + kChunkBlocks); ++b) {
+                held[group].push_back(is_seen(group, b, length));
+                if (held[group].back()) by_group[group].push_back(next(executor_.block_bytes(group)));
+            }
     std::vector<std::span<const std::byte>> bytes;
-    for (size_t group = 0; group < held.size(); ++group)
-        for (size_t b = 0; b < blocks; ++b) {
-            held[group].push_back(is_seen(group, b, length));
-            if (held[group].back())
-                bytes.push_back(pieces[b / kChunkBlocks].chunk.block(group, b % kChunkBlocks).bytes);
-        }
-    const auto state = executor_.state_bytes() > 0 ? pieces[(length - 1) / kChunk].chunk.state().bytes
-                                                   : std::span<const std::byte>();
+    for (const auto &group : by_group) bytes.insert(bytes.end(), group.begin(), group.end());
+    const auto state = read;
     if (!executor_.restore(tokens, held, bytes, state)) return std::nullopt;
     tokens.push_back(0);  // attach() leaves one token out
     decode::SequenceCache sequence = executor_.new_sequence();
@@ -293,11 +302,14 @@ std::optional<decode::SequenceCache> PromptStore::load(Tokens tokens) {
         size_t length = (pieces.size() - 1) * kChunk + pieces.back().tokens;
         while (length > 0 && !is_usable(pieces, length)) length = (length - 1) / kBlock * kBlock;
         if (length / kBlock * kBlock <= known) break;
-        if (remove_damaged(pieces, length)) continue;
-        auto sequence = restore(pieces, length);
+        std::vector<std::byte> bytes;
+        if (!read(pieces, length, bytes)) continue;
+        auto sequence = restore(pieces, length, bytes);
         if (!sequence) break;
         counts_.found = static_cast<size_t>(sequence->length());
-        for (size_t i = 0; i < pieces.size(); ++i) touch(pieces[i].chunk.path(), i);
+        std::vector<fs::path> files;
+        for (const Piece &piece : pieces) files.push_back(piece.chunk.path());
+        touch(files);
         return sequence;
     }
     return std::nullopt;
@@ -308,9 +320,9 @@ bool PromptStore::covers(const PromptChunk &chunk, const decode::SequenceCache &
                          size_t first) const {
     for (size_t group = 0; group < executor_.cache().groups(); ++group)
         for (size_t b = 0; b < chunk.blocks(); ++b)
-            if (sequence.table(group)[first + b] != cache::kNoBlock && chunk.block(group, b).bytes.empty())
+            if (sequence.table(group)[first + b] != cache::kNoBlock && chunk.block(group, b).bytes == 0)
                 return false;
-    return !chunk.state().bytes.empty() || state_after(sequence, first + chunk.blocks()) == kernels::kNoState;
+    return chunk.state().bytes > 0 || state_after(sequence, first + chunk.blocks()) == kernels::kNoState;
 }
 
 // Whether another file begins with the whole chunk.
@@ -337,8 +349,20 @@ void PromptStore::remove_beginnings(const Siblings &siblings, const ChunkId &id,
     }
 }
 
+// Writes a file that another process may write or clean up at the same time.
+void PromptStore::write(const fs::path &path, const ChunkId &id, const decode::SequenceCache &sequence,
+                        size_t first, size_t blocks) {
+    try {
+        write_chunk(path, id, executor_, sequence, first, blocks);
+    } catch (const gguf::WriteError &) {
+        std::error_code error;
+        if (fs::exists(path, error)) return;
+        write_chunk(path, id, executor_, sequence, first, blocks);
+    }
+}
+
 void PromptStore::save(Tokens tokens) {
-    if (!problem_.empty() || tokens.size() <= kBlock) return;
+    if (!problem_.empty() || !write_problem_.empty() || tokens.size() <= kBlock) return;
     decode::SequenceCache sequence = executor_.new_sequence();
     counts_.attached += executor_.attach(sequence, tokens);
     const Tokens held = Tokens(sequence.tokens());
@@ -348,32 +372,32 @@ void PromptStore::save(Tokens tokens) {
         has_gaps |= !is_seen(group, 0, size_t{1} << 25);
     const uint64_t most = limit(0);
     uint64_t bytes = 0;  // of the text's files
-    size_t saved = 0, place = 0;
+    std::vector<fs::path> files;
     BlockKey key = root_;
     try {
-        for (size_t at = 0; at < held.size() && bytes < most; at += kChunk, ++place) {
+        for (size_t at = 0; at < held.size(); at += kChunk) {
             const Tokens part = held.subspan(at, std::min(kChunk, held.size() - at));
             const ChunkId id{key, key_after(key, part)};
             const fs::path path = folder_ / file_name(id);
             key = id.after;
             if (!has_gaps && part.size() < kChunk && is_beginning(siblings, id, part)) break;
+            const size_t first = at / kBlock, blocks = part.size() / kBlock;
             auto stored = open(id);
-            if (!stored || !covers(*stored, sequence, at / kBlock)) {
-                stored.reset();
-                write_chunk(path, id, executor_, sequence, at / kBlock, part.size() / kBlock);
-                saved += part.size();
+            if (stored && !covers(*stored, sequence, first)) stored.reset();
+            bytes += stored ? stored->bytes() : chunk_bytes(executor_, sequence, first, blocks);
+            if (bytes > most) break;
+            if (!stored) {
+                write(path, id, sequence, first, blocks);
+                counts_.saved += part.size();
                 if (!has_gaps) remove_beginnings(siblings, id, part);
             }
-            touch(path, place);
-            std::error_code error;
-            const uintmax_t size = fs::file_size(path, error);
-            bytes += error ? 0 : size;
+            files.push_back(path);
         }
     } catch (const gguf::WriteError &error) {
-        problem_ = error.what();
+        write_problem_ = error.what();
     }
-    counts_.saved += saved;
-    if (saved > 0) trim();
+    touch(files);
+    trim();
 }
 
 // The bytes that the folder may have; `used`: what it has.

@@ -2,9 +2,9 @@
 //
 // A text is divided into chunks of 256 tokens (prompt_chunk.h); texts with the same beginning share their first
 // files. The key of a chunk is a hash of all tokens up to its end, begun with the model's identity and a random
-// number of the folder. A lookup follows the keys from the first chunk on and compares the tokens. The file of
+// number of the folder and the version of the layout. A lookup follows the keys from the first chunk on and compares the tokens. The file of
 // another model or other settings is never found; one that is damaged is removed when it is met: the head of a
-// file is checked when it is opened, a block when it is copied into the cache.
+// file is checked when it is opened, a block when it is copied into the cache. A file that cannot be opened is left.
 //
 // A file appears by rename and is never changed, so a process that is killed leaves no partial one, and readers need
 // no lock. It is not synced: after a power failure, it may be damaged. A folder that exceeds its limit loses the
@@ -37,7 +37,8 @@ class PromptStore {
     // The result is a sequence of all of it, at least one token shorter than `tokens`; nullopt if the cache already
     // holds as many blocks, or nothing is stored.
     std::optional<decode::SequenceCache> load(std::span<const text::TokenId> tokens);
-    // Saves what the cache holds of the beginning of `tokens`, in whole blocks. At least one of the tokens stays out.
+    // Saves what the cache holds of the beginning of `tokens`, in whole blocks and as far as the limit allows. At least
+    // one of the tokens stays out. Nothing is saved after a write failed.
     void save(std::span<const text::TokenId> tokens);
 
     struct Counts {
@@ -47,8 +48,8 @@ class PromptStore {
             0;  // tokens that save() itself took from the cache (CacheStatistics::reused_tokens)
     };
     const Counts &counts() const { return counts_; }
-    // Why nothing can be found or saved; empty if all is well.
-    const std::string &problem() const { return problem_; }
+    // Why nothing can be found or saved, or only not saved; empty if all is well.
+    const std::string &problem() const { return problem_.empty() ? write_problem_ : problem_; }
     const std::filesystem::path &folder() const { return folder_; }
 
   private:
@@ -65,14 +66,16 @@ class PromptStore {
     std::optional<PromptChunk> open(const ChunkId &id);
     void remove_damaged(const std::filesystem::path &path);
     bool is_usable(const std::vector<Piece> &pieces, size_t length) const;
-    bool remove_damaged(std::vector<Piece> &pieces, size_t length);
-    std::optional<decode::SequenceCache> restore(const std::vector<Piece> &pieces, size_t length);
+    bool read(std::vector<Piece> &pieces, size_t length, std::vector<std::byte> &bytes);
+    std::optional<decode::SequenceCache> restore(const std::vector<Piece> &pieces, size_t length,
+                                                 std::span<const std::byte> read);
     bool is_seen(size_t group, size_t block, size_t length) const;
-    bool is_sound(const PromptChunk &chunk, size_t first, size_t length) const;
     bool covers(const PromptChunk &chunk, const decode::SequenceCache &sequence, size_t first) const;
     bool is_beginning(const Siblings &siblings, const ChunkId &id, std::span<const text::TokenId> tokens);
     void remove_beginnings(const Siblings &siblings, const ChunkId &id,
                            std::span<const text::TokenId> tokens);
+    void write(const std::filesystem::path &path, const ChunkId &id, const decode::SequenceCache &sequence,
+               size_t first, size_t blocks);
     uint64_t limit(uint64_t used) const;
     void trim();
 
@@ -81,7 +84,7 @@ class PromptStore {
     decode::Executor &executor_;
     cache::BlockKey root_{};
     Counts counts_;
-    std::string problem_;
+    std::string problem_, write_problem_;
 };
 
 }  // namespace runnel::completion

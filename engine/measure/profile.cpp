@@ -5,11 +5,13 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
 
 #include "engine/completion/queue.h"
+#include "engine/decode/error.h"
 #include "gguf/base/interrupted.h"
 #include "gguf/base/trace.h"
 
@@ -154,6 +156,10 @@ Profile measure_profile(const ProfileOptions &options, decode::Engine &engine,
     answer(queue, request(1, 2, vocab), stop);
     Trace trace(Trace::Detail::Steps);
     answer(queue, request(options.prompt, options.generate, vocab), stop);
+    if (trace.omitted() > 0)
+        throw decode::DecodeError(decode::DecodeError::Kind::Failed,
+                                  "the profile has more than " + std::to_string(Trace::kMostEvents) +
+                                      " steps: measure fewer tokens (-pg)");
     Sums sums(engine, executor.types(), options.prompt);
     for (const Trace::Event &event : trace.events()) sums.add(event);
     return sums.result();

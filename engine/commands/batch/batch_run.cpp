@@ -129,7 +129,6 @@ void BatchRun::take(const BatchInput::Next &next) {
 }
 
 void BatchRun::finish(const completion::Done &done) {
-    shared_.save();
     const auto found = waiting_.find(done.id);
     Waiting waiting = std::move(found->second);
     waiting_.erase(found);
@@ -137,6 +136,7 @@ void BatchRun::finish(const completion::Done &done) {
         model_failed_ |= done.kind != decode::DecodeError::Kind::BadInput;
         return fail(waiting.row, waiting.place, waiting.bytes, done.error);
     }
+    shared_.save();
     forgotten_ += done.usage.left_out + done.usage.forgotten;
     completion::Reply reply{.text = waiting.answer + waiting.text.end(),
                             .reasoning = waiting.text.reasoning(),

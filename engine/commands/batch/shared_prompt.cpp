@@ -15,6 +15,7 @@ void SharedPrompt::add(const completion::Request &request) try {
         stored_.load(prompt);
         shared_ = std::move(prompt);
     } else {
+        is_shared_ = true;
         const auto end = std::mismatch(shared_->begin(), shared_->end(), prompt.begin(), prompt.end()).first;
         shared_->erase(end, shared_->end());
     }
@@ -23,7 +24,7 @@ void SharedPrompt::add(const completion::Request &request) try {
 }
 
 void SharedPrompt::save() {
-    if (std::exchange(is_over_, true) || !shared_) return;
+    if (!is_shared_ || std::exchange(is_over_, true)) return;
     stored_.save(*shared_);
 }
 

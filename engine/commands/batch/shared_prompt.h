@@ -20,7 +20,8 @@ class SharedPrompt {
 
     // A row that will be submitted. Before the first one, loads what is stored of its prompt.
     void add(const completion::Request &request);
-    // Once an answer is done: saves the beginning that all rows have shared until now. A second call does nothing.
+    // Once an answer is done: saves the beginning that all rows have shared until now, if there are two. Does nothing
+    // after it has saved.
     void save();
 
     const StoredPrompts &stored() const { return stored_; }
@@ -30,6 +31,7 @@ class SharedPrompt {
     const completion::PromptFormat &format_;
     StoredPrompts stored_;
     std::optional<std::vector<text::TokenId>> shared_;  // nullopt: no row yet
+    bool is_shared_ = false;                            // by two rows or more
     bool is_over_ = false;                              // saved, or too short
 };
 

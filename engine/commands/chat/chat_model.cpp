@@ -160,9 +160,10 @@ void ChatModel::load_stored(const completion::Request &request) try {
 
 void ChatModel::save_stored(const decode::Sequence &sequence) {
     const std::span<const text::TokenId> tokens = sequence.tokens();
-    // Blocks are saved as a whole, so up to a block of what follows the system prompt as well.
+    // Of a chat that is not saved, only whole blocks of the system prompt: no word of the user's. save() leaves out a
+    // token.
     constexpr size_t kBlock = kernels::kBlockTokens;
-    const size_t most = is_saved_ ? tokens.size() : (system_tokens_ + kBlock - 1) / kBlock * kBlock + 1;
+    const size_t most = is_saved_ ? tokens.size() : system_tokens_ / kBlock * kBlock + 1;
     if (is_saved_ || system_tokens_ >= kLeastStoredTokens)
         stored_.save(tokens.first(std::min(tokens.size(), most)));
 }

@@ -18,6 +18,7 @@
 #include "engine/completion/queue.h"
 #include "engine/decode/error.h"
 #include "gguf/output_file.h"
+#include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
@@ -159,8 +160,14 @@ int run(const RunOptions &options, Io &io) {
         request.continue_from = queue.keep(std::move(*sequence));
     Run run(options, engine, queue, cache, output, io);
     run.answer(request, stop);
-    stored.save(prompt);
-    output.finish(engine, request.sampling.seed, stored.report());
+    Report report = output.finish(engine, request.sampling.seed);
+    stored.save(prompt);  // the answer is written, whatever becomes of this
+    report.stored = stored.report();
+    if (report.stored && !report.stored->problem.empty())
+        io.note("--prompt-cache auto: " + gguf::printable(report.stored->problem, 4096));
+    else if (options.store.is_on && prompts_folder().empty())
+        io.note("--prompt-cache auto: there is no folder for prompts, or RUNNEL_NO_HISTORY=1 forbids it");
+    write_stats(options.stats, report, io);
     if (trace) write_trace(*options.trace, *trace, engine, io);
     if (options.verify_drafts) {
         const DraftComparison found =

@@ -48,7 +48,7 @@ Command run_command() {
                  o->prompt_cache.reset();
                  if (text != "auto" && text != "off") o->prompt_cache = text;
              })
-        .takes("FILE|auto");
+        .takes("FILE|auto|off");
     add_prompt_store_size(table, o->store);
     add_draft_options(table, o->draft);
     table.flag("--spec-verify", o->verify_drafts, "also decode without drafts, and fail if the texts differ")

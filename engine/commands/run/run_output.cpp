@@ -127,9 +127,8 @@ void RunOutput::write_text() {
     io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
 }
 
-void RunOutput::finish(decode::Engine &engine, uint64_t seed, std::optional<StoredReport> stored) {
+Report RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     Report report = summary(engine, seed);
-    report.stored = std::move(stored);
     if (options_.json)
         io_.out.write(dump(json(report, engine.tokenizer())));
     else
@@ -149,7 +148,7 @@ void RunOutput::finish(decode::Engine &engine, uint64_t seed, std::optional<Stor
         io_.note(
             "the answer did not begin: the model was still reasoning (-n, --think, --thinking-budget and the "
             "context bound it)");
-    write_stats(options_.stats, report, io_);
+    return report;
 }
 
 }  // namespace runnel::commands

@@ -25,8 +25,8 @@ class RunOutput {
 
     void add(const completion::Piece &piece);
     void add(const completion::Done &done);
-    // After the last answer: writes the rest, then the statistics.
-    void finish(decode::Engine &engine, uint64_t seed, std::optional<StoredReport> stored);
+    // After the last answer: writes the rest. The result is for the statistics.
+    Report finish(decode::Engine &engine, uint64_t seed);
 
     bool interrupted() const;  // true if any answer was
     const completion::Done &first() const { return answers_.front().done; }

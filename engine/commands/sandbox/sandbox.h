@@ -5,7 +5,8 @@
 // threads are confined as well; `pull` and `rm`, which read none, do not. It uses two mechanisms of Linux, each as far as the kernel has it:
 //   Landlock   only the files that the arguments name are read, and only the folders of the named outputs are
 //              written to (an output appears by rename, which needs rights on the folder); no signals to
-//              other processes
+//              other processes. Runs that keep computed prompts may read and write the whole folder of them
+//              (~/.cache/runnel/prompts), those of other models as well
 //   seccomp    no exec, no new processes, no sockets, no io_uring, ptrace or other ways around that
 //
 // `chat` and `list` are confined by seccomp only: the commands of a chat may name files at any time (a helper process

@@ -7,11 +7,10 @@ namespace runnel::commands {
 Confine add_sandbox_option(OptionTable &table) {
     auto off = std::make_shared<bool>(false);
     table
-        .flag(
-            "--no-sandbox", *off,
-            "do not confine the process. Confined, it opens only the named files (a chat: any file), starts "
-            "no "
-            "programs and has no network; runs that may use a GPU are never confined")
+        .flag("--no-sandbox", *off,
+              "do not confine the process. Confined, it opens only the named files and computed prompts "
+              "(--prompt-cache; a chat: any file), starts no "
+              "programs and has no network; runs that may use a GPU are never confined")
         .rare();
     return [off](const SandboxPaths &paths, const std::string &device) {
         if (*off) return stay_outside("--no-sandbox");

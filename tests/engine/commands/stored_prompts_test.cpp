@@ -46,6 +46,9 @@ struct Home {
                            {"-c", "4096", "-t", "1", "--temp", "0", "-n", "12", "--overwrite"});
         p.environment = {"XDG_CACHE_HOME=" + (directory / "cache").string(),
                          "XDG_STATE_HOME=" + (directory / "state").string(), "RUNNEL_NO_HISTORY="};
+        if (p.arguments.front() != "run" &&
+            std::ranges::find(p.arguments, "--prompt-cache") == p.arguments.end())
+            p.arguments.insert(p.arguments.end(), {"--prompt-cache", "auto"});
         p.input = std::move(input);
         return p;
     }
@@ -136,6 +139,28 @@ TEST_CASE("--prompt-cache auto: a later run computes only what is new, with the 
     CHECK(!fs::exists(home.folder()));
 }
 
+TEST_CASE(
+    "--prompt-cache auto: a model file that was replaced finds nothing; a folder that is not used is named") {
+    if (absent()) return;
+    const Home home;
+    const fs::path model = home.directory / "model.gguf";
+    fs::copy_file(demo_model(), model);
+    Process p = home.asking("Who is it?");
+    p.arguments[1] = model.string();
+    json numbers;
+    home.counted(p, numbers);
+    CHECK(numbers["stored_prompts"]["saved_tokens"] >= 1024);
+    home.counted(p, numbers);
+    CHECK(numbers["stored_prompts"]["found_tokens"] >= 1024);
+    fs::last_write_time(model, fs::last_write_time(model) + std::chrono::seconds(1));
+    home.counted(p, numbers);
+    CHECK(numbers["stored_prompts"]["found_tokens"] == 0);
+    fs::permissions(home.folder(), fs::perms::others_read, fs::perm_options::add);
+    const Result r = execute(p);
+    CHECK(r.code == 0);
+    CHECK(r.err.find("open to other users") != std::string::npos);
+}
+
 TEST_CASE("batch: the beginning that rows share is kept, and nothing else") {
     if (absent()) return;
     const Home home;
@@ -160,6 +185,10 @@ TEST_CASE("batch: the beginning that rows share is kept, and nothing else") {
         long_rows += json{{"prompt", some_text(from, 5000)}}.dump() + "\n";
     home.counted(other.process({"batch", demo_model().string()}, long_rows), numbers);
     CHECK(other.files().empty());
+
+    const Home single;  // one row shares nothing
+    home.counted(single.process(arguments, "{\"prompt\": \"Who is it?\"}\n"), numbers);
+    CHECK(single.files().empty());
 }
 
 TEST_CASE("chat: the system prompt is found at the next start; a chat that goes on finds all of it") {
@@ -225,7 +254,7 @@ TEST_CASE("--prompt-cache auto: a full disk or an unreadable folder costs nothin
     REQUIRE(fs::exists(library));
     const Home home;
     const Result plain = execute(home.asking("Who is it?", {"--prompt-cache", "off"}));
-    for (const char *call : {"write:N+:ENOSPC", "rename:N:EIO", "mmap:N:ENOMEM"})
+    for (const char *call : {"write:N+:ENOSPC", "rename:N:EIO"})
         for (int n = 1; n <= 7; n += 3) {
             std::string fault(call);
             fault.replace(fault.find('N'), 1, std::to_string(n));
@@ -236,6 +265,8 @@ TEST_CASE("--prompt-cache auto: a full disk or an unreadable folder costs nothin
             const Result r = execute(p);
             CAPTURE(r.err);
             CHECK(plain.out.starts_with(r.out));
+            // The fault may hit the answer itself, which is then incomplete; else nothing but the store fails.
+            if (r.out == plain.out) CHECK(r.code == 0);
             if (r.code == 0) CHECK(r.out == plain.out);
             for (const fs::path &file : home.files()) CHECK(file.extension() == ".kv");
             CHECK(execute(home.asking("Who is it?")).out == plain.out);

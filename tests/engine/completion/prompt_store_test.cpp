@@ -2,7 +2,10 @@
 #include "engine/completion/prompt_store.h"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -225,12 +228,70 @@ TEST_CASE("prompt store: the files used least recently go when there is no room"
     CHECK(User(folder).read(prompts[0]) == 8);
     CHECK(User(folder).read(prompts[5]) == 8);
     CHECK(User(folder).read(prompts[1]) == 520);
-    // A text that is larger than the limit: its beginning is kept.
-    const Folder small;
-    User user(small, kModel, each / 2);
-    user.read(prompts[0]);
-    user.store.save(prompts[0]);
-    CHECK(small.bytes() <= each / 2);
+}
+
+TEST_CASE("prompt store: of a text that is larger than the limit, the beginning is kept") {
+    const Folder folder, small;
+    std::mt19937 rng(10);
+    const Tokens prompt = random_tokens(rng, 1200), other = random_tokens(rng, 300);
+    User first(folder);
+    first.read(prompt);
+    first.store.save(prompt);
+    const uint64_t chunk = folder.bytes() * 256 / 1184;
+    const uint64_t most = chunk * 3 / 2;
+    User user(small, kModel, most);
+    user.read(prompt);
+    user.store.save(prompt);
+    CHECK(user.store.counts().saved == 256);
+    CHECK(small.bytes() <= most);
+    CHECK(User(small, kModel, most).read(prompt) == 1200 - 256);
+
+    // When another text takes room, a text loses its end.
+    User second(folder, kModel, folder.bytes());
+    second.read(other);
+    second.store.save(other);
+    CHECK(second.store.counts().removed >= 1);
+    User third(folder);
+    const size_t computed = third.read(prompt);
+    CHECK(computed < 1200 - 512);
+    CHECK(computed > 1200 - 1184);
+    CHECK(User(folder).read(other) == 300 - 288);
+    User none(folder, kModel, 0);
+    none.read(other);
+    none.store.save(other);
+    CHECK(folder.files().empty());
+}
+
+TEST_CASE("prompt store: a file that cannot be opened is neither used nor removed") {
+    const Folder folder;
+    std::mt19937 rng(11);
+    const Tokens prompt = random_tokens(rng, 700);
+    User first(folder);
+    first.read(prompt);
+    first.store.save(prompt);
+    for (const fs::path &file : folder.files()) {  // a link is not followed
+        fs::path moved = file;
+        moved += ".moved";
+        fs::rename(file, moved);
+        fs::create_symlink(moved, file);
+    }
+    User user(folder);
+    CHECK(user.read(prompt) == 700);
+    CHECK(user.store.counts().damaged == 0);
+    CHECK(user.store.problem().empty());
+    CHECK(folder.files().size() == 3);
+}
+
+TEST_CASE("prompt store: a folder that another process has locked is used as long as its number is known") {
+    const Folder folder;
+    const fs::path path = folder.directory.path() / "lock";
+    const int lock = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    REQUIRE(flock(lock, LOCK_EX) == 0);
+    CHECK(User(folder).store.problem().find("locked") != std::string::npos);
+    const std::string number(16, 'n');
+    REQUIRE(pwrite(lock, number.data(), number.size(), 0) == 16);
+    CHECK(User(folder).store.problem() == "");
+    close(lock);
 }
 
 TEST_CASE("prompt store: temporary files of killed processes go, those of running ones stay") {
