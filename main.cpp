@@ -12,6 +12,7 @@
 
 #include "engine/commands/cli/dispatch.h"
 #include "engine/commands/io.h"
+#include "engine/commands/terminal.h"
 #include "engine/decode/error.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
@@ -88,6 +89,7 @@ void on_bus_error(int, siginfo_t *info, void *) {
         signal(SIGBUS, SIG_DFL);  // the instruction is executed again
         return;
     }
+    restore_terminal();
     constexpr std::string_view kMessage =
         "runnel: the model file can no longer be read: it was truncated while in use, or its disk fails\n";
     [[maybe_unused]] const ssize_t written = write(2, kMessage.data(), kMessage.size());
@@ -110,6 +112,7 @@ void on_terminate() {
         } catch (...) {
             memory = false;
         }
+    restore_terminal();
     if (!memory) abort();
     [[maybe_unused]] const ssize_t written = write(2, kOutOfMemory.data(), kOutOfMemory.size());
     _exit(exit_code::kMemory);

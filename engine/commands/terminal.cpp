@@ -33,7 +33,7 @@ struct State {
 };
 
 State &state() {
-    static State instance;
+    static constinit State instance;  // signal handlers use it
     return instance;
 }
 
@@ -150,8 +150,19 @@ OriginalTerminal::~OriginalTerminal() {
     if (before_ != Mode::Original) apply(before_);
 }
 
+// This process ignores the signal to the group: raise() stops it in this thread.
 void TerminalModes::suspend() {
+    struct sigaction ignore {
+    }, before{};
+    ignore.sa_handler = SIG_IGN;
+    sigaction(SIGTSTP, &ignore, &before);
+    kill(0, SIGTSTP);
+    sigaction(SIGTSTP, &before, nullptr);
     raise(SIGTSTP);
+}
+
+void restore_terminal() {
+    restore();
 }
 
 int TerminalModes::changes() const {

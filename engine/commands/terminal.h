@@ -20,7 +20,7 @@ class TerminalModes {
     TerminalModes &operator=(const TerminalModes &) = delete;
 
     void enter(Mode mode);
-    // Stops the program, as Ctrl-Z does elsewhere; returns when it continues. Returns at once if the program cannot be
+    // Stops the process group, as Ctrl-Z does elsewhere; returns when it continues, and at once if the program cannot be
     // stopped.
     void suspend();
     // A descriptor that becomes readable when the window's size changes or the program continues after a stop.
@@ -32,6 +32,9 @@ class TerminalModes {
     };
     Changes take_changes();
 };
+
+// Restores the original mode before the program ends in an unusual way. Signal handlers may call it.
+void restore_terminal();
 
 // While this exists, the terminal has its original mode, for another program that uses it.
 class OriginalTerminal {

@@ -15,6 +15,7 @@ namespace runnel::testing {
 //   nonsense   writes such lines without end
 //   endless    writes one line without end
 //   silent     never answers
+//   lists      creates the file $RUNNEL_TEST_VALUE when its tools are listed; late: answers once that file exists
 //   slow       never answers a call
 //   dies       exits with code 3 at once; dies-later: at the first call
 //   large      results of a megabyte with control characters and invalid UTF-8

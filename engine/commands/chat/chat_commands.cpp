@@ -250,7 +250,7 @@ void Chat::copy(const std::string &) {
 }
 bool Chat::agrees(const std::string &question) {
     std::string answer;
-    return lines_->read(question, answer) == LineSource::Event::Line && (answer == "y" || answer == "Y");
+    return lines_->ask("", question, answer) == LineSource::Event::Line && (answer == "y" || answer == "Y");
 }
 void Chat::stats(const std::string &) {
     if (!model_.report()) return io_.err.try_write("no answer yet\n");

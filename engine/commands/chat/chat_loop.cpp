@@ -119,7 +119,7 @@ void Chat::remember_failure(int code) {
 }
 
 void Chat::say(const std::string &text) {
-    io_.progress((terminal_ ? shown_dim(text, look_) : text) + "\n");
+    io_.progress((terminal_ && io_.err.is_terminal() ? shown_dim(text, look_) : text) + "\n");
 }
 
 // Sends what was typed, with the files that are attached to it.
@@ -161,6 +161,7 @@ void Chat::answer_to(const std::string &message) {
 // Answers the user's message at the head. Without an answer, the head becomes `otherwise`.
 bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
+    Calls calls = Calls::None;
     try {
         do {
             hide_surplus();
@@ -172,7 +173,8 @@ bool Chat::answer(Conversation::Id otherwise) {
                                    .stream = model_.stream(),
                                    .written = model_.written()});
             });
-        } while (run_calls());
+            calls = run_calls();
+        } while (calls == Calls::Done);
     } catch (const decode::DecodeError &error) {  // the template refuses it, or it does not fit
         if (error.kind != decode::DecodeError::Kind::BadInput) throw;
         const bool has_calls = conversation_.head() != question;
@@ -181,7 +183,7 @@ bool Chat::answer(Conversation::Id otherwise) {
         io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
         return has_calls;
     }
-    if (model_.interrupted()) lines_->hold_typed();
+    if (model_.interrupted() || calls == Calls::Stopped) lines_->hold_typed();
     const bool has_answer = conversation_.head() != question;
     if (!has_answer) conversation_.go(otherwise);
     if (model_.interrupted() && !terminal_) {

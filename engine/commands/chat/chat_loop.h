@@ -78,8 +78,13 @@ class Chat {
     Consent consent_to(const std::string &name, const std::string &arguments);
     std::optional<std::string> result_of(const std::string &name, const std::string &arguments);
     size_t calls_in_turn() const;
-    // Runs the calls of the answer at the head and adds their results. True: the model is to answer again.
-    bool run_calls();
+    // Runs the calls of the answer at the head and adds their results. Done: the model is to answer again. Stopped: by
+    // the user.
+    enum class Calls { None, Done, Stopped };
+    Calls run_calls();
+    void add_result(const Json &call, const std::string &result);
+    // Adds an error for every call at the end of a chat that was opened: it ended before they had a result.
+    void close_calls();
 
     void write_to(const std::string &path, const std::function<void(bool overwrite)> &write);
 

@@ -4,6 +4,7 @@
 
 #include "engine/commands/chat/chat_loop.h"
 #include "engine/commands/chat/conversation_text.h"
+#include "engine/commands/chat/mcp/servers.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 
@@ -65,6 +66,8 @@ void Chat::open_chat(const SavedChat &chat) {
     for (const Json &entry : conversation_.entries())
         if (const Json *of = text::find_member(entry, "stream")) stream = of->get<uint32_t>();
     model_.set_stream(stream);
+    close_calls();
+    if (servers_) servers_->forget_granted();
     if (file_->damaged() > 0)
         io_.note(std::to_string(file_->damaged()) + " damaged lines of the saved chat were skipped");
     if (!file_->saves())
@@ -84,6 +87,7 @@ void Chat::begin_chat() {
     const std::string system = conversation_.system();
     model_.forget();
     attached_.clear();
+    if (servers_) servers_->forget_granted();
     if (file_) file_.emplace(chats_folder(), model_name(options_.model.path));
     conversation_ = Conversation([this](const Json &entry) { save_entry(entry); });
     if (!system.empty()) conversation_.set_system(system);
@@ -136,6 +140,7 @@ void Chat::load(const std::string &path) {
     begin_chat();
     if (loaded.system != conversation_.system()) conversation_.set_system(loaded.system);
     for (const text::Message &message : loaded.messages) conversation_.add({.message = message});
+    close_calls();
     io_.err.try_write(std::to_string(loaded.messages.size()) + " messages\n");
 }
 

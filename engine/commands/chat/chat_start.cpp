@@ -10,6 +10,11 @@
 #include "engine/commands/prompt_format.h"
 
 namespace runnel::commands {
+namespace {
+
+constexpr int kUnlimited = 10000;  // columns of a file
+
+}  // namespace
 
 TerminalHooks Chat::terminal_hooks() {
     TerminalHooks hooks;
@@ -27,8 +32,10 @@ void Chat::greet() {
     for (const std::string &note : engine_.notes()) io_.note(note);
     if (!model_.format().note().empty()) io_.note(model_.format().note());
     note_unused(options_.chat, model_.format(), io_);
-    if (terminal_)
-        io_.progress(header_line(header_of(engine_), window_size(STDOUT_FILENO).columns, color_) + "\n");
+    if (!terminal_) return;
+    const bool shown = io_.err.is_terminal();
+    const int columns = shown ? window_size(STDERR_FILENO).columns : kUnlimited;
+    io_.progress(header_line(header_of(engine_), columns, color_ && shown) + "\n");
 }
 
 }  // namespace runnel::commands

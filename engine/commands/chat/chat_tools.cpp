@@ -1,11 +1,15 @@
 // The calls of tools that MCP servers offer (mcp/): asks before each one, runs it, and adds its result.
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "engine/commands/chat/chat_loop.h"
 #include "engine/commands/chat/conversation_text.h"
+#include "engine/commands/chat/mcp/consent.h"
 #include "engine/commands/chat/mcp/content.h"
 #include "engine/commands/chat/mcp/servers.h"
+#include "engine/commands/chat/terminal_lines.h"
 #include "engine/text/utf8.h"
 #include "gguf/printable.h"
 
@@ -15,8 +19,14 @@ namespace {
 constexpr size_t kMostCalls = 25;                         // in a turn
 constexpr size_t kMostResult = size_t{64} << 10;          // bytes of a result in the prompt,
 constexpr size_t kLeastResult = 1024, kBytesOfToken = 2;  // and no more than about half of the context
-constexpr size_t kMostShown = size_t{16} << 10;           // bytes of the arguments
+constexpr size_t kMostNoted = 1000;                       // bytes of the arguments in a message
 constexpr size_t kColumns = 100;
+
+std::string noted(const std::string &arguments) {
+    const bool is_whole = arguments.size() <= kMostNoted;
+    return mcp::visible(arguments.substr(0, kMostNoted)) +
+           (is_whole ? "" : "... (" + std::to_string(arguments.size()) + " bytes in all)");
+}
 
 }  // namespace
 
@@ -25,32 +35,32 @@ enum class Chat::Consent { Yes, No, Stop };
 
 Chat::Consent Chat::consent_to(const std::string &name, const std::string &arguments) {
     const mcp::Servers::Tool &tool = *servers_->find(name);
-    const std::string shown =
-        gguf::printable(tool.server->name()) + ": " + gguf::printable(tool.definition->name, 200) + " " +
-        gguf::printable(arguments, kMostShown) +
-        (arguments.size() > kMostShown ? " (" + std::to_string(arguments.size()) + " bytes in all)" : "");
+    const mcp::CallText call = mcp::call_text(tool.server->name(), tool.definition->name, arguments,
+                                              terminal_ ? window_size(STDOUT_FILENO).columns : 80);
     if (servers_->is_allowed(tool)) {
-        say(shown);
+        say(call.name + " " + noted(arguments));
         return Consent::Yes;
     }
     if (!terminal_) {
-        io_.note(shown + ": not run, because --mcp-allow does not name " + name);
+        io_.note("not run, because --mcp-allow does not name " + name + ": " + call.name + " " +
+                 noted(arguments));
         return Consent::No;
     }
-    io_.err.try_write(shown + "\n");
     std::string answer;
-    if (lines_->read("run it? [y]es, [a]lways, [N]o ", answer) != LineSource::Event::Line)
-        return Consent::Stop;
-    if (answer == "a" || answer == "A" || answer == "always") servers_->allow(tool);
-    const bool is_yes = answer == "y" || answer == "Y" || answer == "yes";
-    return is_yes || servers_->is_allowed(tool) ? Consent::Yes : Consent::No;
+    const std::string question =
+        "run " + call.name + (call.is_whole ? "? [y]es, [a]lways, [N]o " : ", not shown in full? yes, [N]o ");
+    if (lines_->ask(call.lines, question, answer) != LineSource::Event::Line) return Consent::Stop;
+    if (!call.is_whole) return answer == "yes" ? Consent::Yes : Consent::No;
+    const bool always = answer == "a" || answer == "A" || answer == "always";
+    if (always) servers_->allow(tool);
+    return always || answer == "y" || answer == "Y" || answer == "yes" ? Consent::Yes : Consent::No;
 }
 
 // The result of one call for the model. nullopt: the user ends the turn.
 std::optional<std::string> Chat::result_of(const std::string &name, const std::string &arguments) {
     const mcp::Servers::Tool *tool = servers_->find(name);
     if (!tool) {
-        io_.note("the model calls " + gguf::printable(name) + " with " + gguf::printable(arguments, 1000));
+        io_.note("the model calls " + gguf::printable(name) + " with " + noted(arguments));
         return "error: this chat cannot run " + name;
     }
     Json object;
@@ -88,35 +98,60 @@ size_t Chat::calls_in_turn() const {
     return count;
 }
 
-bool Chat::run_calls() {
-    if (!servers_) return false;
+Chat::Calls Chat::run_calls() {
+    if (!servers_) return Calls::None;
     const text::Message answer = conversation_.at(conversation_.head()).message;
-    if (answer.role != "assistant" || answer.tool_calls.empty()) return false;
+    if (answer.role != "assistant" || answer.tool_calls.empty()) return Calls::None;
     const Json calls = parse_json(answer.tool_calls);
     bool goes_on = !model_.interrupted() && !model_.timed_out();
+    bool stopped = model_.interrupted();
+    std::string refused = stopped ? "error: the user stopped this call" : "error: the time is over";
     size_t before = calls_in_turn();
     for (const Json &call : calls) {
-        std::string result = "error: the user stopped this call";
+        std::string result = refused;
         const std::string name = call["function"]["name"].get<std::string>();
         if (goes_on && ++before > kMostCalls) {
             io_.note("the turn ends after " + std::to_string(kMostCalls) + " calls of tools");
-            result = "error: too many calls";
+            result = refused = "error: too many calls";
             goes_on = false;
         } else if (goes_on) {
             auto given = result_of(name, call["function"]["arguments"].get<std::string>());
             goes_on = given.has_value();
-            if (given) result = *std::move(given);
-            if (!given && !terminal_) {  // without a terminal, an interrupt ends the chat
+            stopped = !goes_on;
+            if (stopped) refused = "error: the user stopped this call";
+            result = goes_on ? *std::move(given) : refused;
+            if (stopped && !terminal_) {  // without a terminal, an interrupt ends the chat
                 over_ = true;
                 code_ = exit_code::kInterrupted;
             }
         }
-        conversation_.add({.message = {.role = "tool",
-                                       .content = result,
-                                       .tool_call_id = mcp::text_member(call, "id"),
-                                       .name = name}});
+        add_result(call, result);
     }
-    return goes_on;
+    return goes_on ? Calls::Done : stopped ? Calls::Stopped : Calls::None;
+}
+
+void Chat::add_result(const Json &call, const std::string &result) {
+    const Json *function = text::find_member(call, "function");
+    conversation_.add({.message = {.role = "tool",
+                                   .content = result,
+                                   .tool_call_id = mcp::text_member(call, "id"),
+                                   .name = function ? mcp::text_member(*function, "name") : ""}});
+}
+
+void Chat::close_calls() {
+    if (!servers_) return;
+    size_t results = 0;
+    Conversation::Id id = conversation_.head();
+    for (; id != Conversation::kRoot && conversation_.at(id).message.role == "tool"; ++results)
+        id = conversation_.at(id).parent;
+    if (id == Conversation::kRoot || conversation_.at(id).message.tool_calls.empty()) return;
+    Json calls;
+    try {
+        calls = parse_json(conversation_.at(id).message.tool_calls);
+    } catch (const JsonError &) {
+    }
+    for (; calls.is_array() && results < calls.size(); ++results)
+        add_result(calls[results], "error: the chat ended before this call");
 }
 
 void Chat::mcp(const std::string &name) {

@@ -1,8 +1,10 @@
 #include "engine/commands/chat/line_editor.h"
 
+#include <termios.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <deque>
 #include <string_view>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include "engine/commands/chat/line_reader.h"
 #include "engine/commands/chat/terminal_lines.h"
 #include "engine/commands/io.h"
+#include "engine/text/utf8.h"
 
 namespace runnel::commands {
 namespace {
@@ -43,6 +46,27 @@ class DumbLines final : public LineSource {
 
     Event read(const std::string &prompt, std::string &line) override {
         out_.try_write(prompt);
+        if (!ahead_.empty()) {
+            line = std::move(ahead_.front());
+            ahead_.pop_front();
+            out_.try_write(text::printable_for_terminal(line) + "\n");
+            return Event::Line;
+        }
+        return wait(line);
+    }
+    // A line that has no end yet is dropped: Enter at the question must not send it.
+    Event ask(const std::string &above, const std::string &question, std::string &answer) override {
+        out_.try_write(above);
+        for (std::string line; reader_.next(line, 0) == LineReader::State::Line;)
+            ahead_.push_back(std::move(line));
+        tcflush(STDIN_FILENO, TCIFLUSH);
+        out_.try_write(question);
+        return wait(answer);
+    }
+    void remember(const std::string &message) override { history_.append(message); }
+
+  private:
+    Event wait(std::string &line) {
         switch (reader_.next(line, -1)) {
             case LineReader::State::Line:
                 return Event::Line;
@@ -54,11 +78,10 @@ class DumbLines final : public LineSource {
         out_.try_write("\n");
         return Event::Interrupt;
     }
-    void remember(const std::string &message) override { history_.append(message); }
 
-  private:
     HistoryFile history_;
     LineReader reader_;
+    std::deque<std::string> ahead_;  // lines that were typed before a question
     Output out_{STDOUT_FILENO, "the terminal"};
 };
 

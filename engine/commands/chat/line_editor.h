@@ -16,6 +16,11 @@ class LineSource {
     virtual ~LineSource() = default;
     // The next line, without its line end.
     virtual Event read(const std::string &prompt, std::string &line) = 0;
+    // Shows `above`, asks, and reads a line. What was typed before the question is no answer: it is kept for the next
+    // message.
+    virtual Event ask(const std::string &above, const std::string &question, std::string &answer) {
+        return (void)above, read(question, answer);
+    }
     // The next message, which becomes part of the history: a line, or the text between a line that is """ and the
     // next such line.
     virtual Event read_message(const std::string &prompt, std::string &message);
@@ -34,7 +39,8 @@ class LineSource {
     // Call between the steps of an answer. Keys typed meanwhile are kept for the next line; a line that ends with Enter
     // is then read at once. With `wants_toggle`, Ctrl-T is reported instead.
     virtual Watched watch(bool wants_toggle) { return (void)wants_toggle, Watched(); }
-    // After an answer that was interrupted: lines typed meanwhile become the text of the next line, without an end.
+    // After an answer or a call that was interrupted: lines typed meanwhile become the text of the next line, without an
+    // end.
     virtual void hold_typed() {}
 };
 

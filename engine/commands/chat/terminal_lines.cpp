@@ -73,6 +73,32 @@ LineSource::Event TerminalLines::read(const std::string &prompt, std::string &li
     return event;
 }
 
+// A key that has begun, or a paste, is waited for: its end is no answer either.
+bool TerminalLines::take_typed() {
+    bool interrupted = false;
+    for (;;) {
+        const Watched seen = watch(false);
+        interrupted |= seen.interrupted;
+        if (ended_ || (!seen.redraw && !keys_.waits())) return !interrupted;
+        pollfd waiting{in_, POLLIN, 0};
+        poll(&waiting, 1, kSequenceMilliseconds);
+    }
+}
+
+LineSource::Event TerminalLines::ask(const std::string &above, const std::string &question,
+                                     std::string &answer) {
+    modes_.enter(TerminalModes::Mode::Edit);
+    out_.try_write(above);
+    const bool goes_on = take_typed();
+    std::deque<Key> typed = std::exchange(ahead_, {});
+    above_ = above;
+    const Event event = goes_on ? read(question, answer) : Event::Interrupt;
+    above_.clear();
+    ahead_ = std::move(typed);
+    modes_.enter(TerminalModes::Mode::Watch);
+    return event;
+}
+
 LineSource::Event TerminalLines::read_message(const std::string &prompt, std::string &message) {
     LineEdit edited(history_, prompt, true);
     const Event event = edit(edited);
@@ -201,6 +227,7 @@ LineSource::Event TerminalLines::edit(LineEdit &edit) {
                 modes_.suspend();
                 modes_.take_changes();
                 size_ = window_size(in_);
+                out_.try_write(above_);
                 break;
             case Action::Editor:
                 open_editor(edit);
@@ -209,10 +236,10 @@ LineSource::Event TerminalLines::edit(LineEdit &edit) {
                 complete_word(edit);
                 break;
             case Action::Reasoning:
-                if (hooks_.toggle_reasoning) show_above(hooks_.toggle_reasoning());
+                if (hooks_.toggle_reasoning && above_.empty()) show_above(hooks_.toggle_reasoning());
                 break;
             case Action::Redraw:
-                out_.try_write("\x1b[H\x1b[2J");
+                out_.try_write("\x1b[H\x1b[2J" + above_);
                 screen_ = EditScreen();
                 break;
         }

@@ -25,6 +25,7 @@ class TerminalLines final : public LineSource {
     TerminalLines(int in, int out, const std::filesystem::path &history, TerminalHooks hooks);
 
     Event read(const std::string &prompt, std::string &line) override;
+    Event ask(const std::string &above, const std::string &question, std::string &answer) override;
     Event read_message(const std::string &prompt, std::string &message) override;
     void remember(const std::string &message) override;
     Watched watch(bool wants_toggle) override;
@@ -35,6 +36,8 @@ class TerminalLines final : public LineSource {
     std::optional<Key> next_key();
     // Reads bytes into keys_; false if there are none now.
     bool read_bytes();
+    // Moves all that was typed so far to ahead_. False if Ctrl-C is part of it.
+    bool take_typed();
     Event edit(LineEdit &edit);
     void paint(const LineEdit &edit);
     void finish(LineEdit &edit);
@@ -54,6 +57,7 @@ class TerminalLines final : public LineSource {
     std::deque<Key> ahead_;  // typed while an answer was written; before those of keys_
     base::Clock::time_point typed_ = base::Clock::now();  // when bytes came last
     EditScreen screen_;
+    std::string above_;  // of a question: what it is about
     bool ended_ = false;
     int given_up_ = 0;  // empty lines in a row
 };

@@ -4,6 +4,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
@@ -109,6 +110,14 @@ bool forbid_calls() {
     // A filter cannot read clone3's flags, which are in memory. On ENOSYS libc uses clone() instead.
     filter.push_back(if_equal(kClone3));
     filter.push_back(answer(absent));
+    // Typing into the terminal, or pasting its selection: the shell would run it. The kernel reads 32 bits of the request.
+    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 6));
+    filter.push_back(load(offsetof(seccomp_data, args) + sizeof(uint64_t)));
+    for (const uint32_t request : {TIOCSTI, TIOCLINUX}) {
+        filter.push_back(if_equal(request));
+        filter.push_back(answer(refuse));
+    }
+    filter.push_back(answer(SECCOMP_RET_ALLOW));
     // clone() for threads only.
     filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 3));
     filter.push_back(load(offsetof(seccomp_data, args)));

@@ -1,4 +1,5 @@
-// A filter that refuses the system calls that start programs, reach the network or leave the sandbox.
+// A filter that refuses the system calls that start programs, reach the network, type into the terminal or leave the
+// sandbox.
 #pragma once
 
 namespace runnel::commands {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -103,6 +104,11 @@ TEST_CASE("sandbox: programs, processes and sockets are refused") {
     for (const int family : {AF_INET, AF_INET6, AF_UNIX, AF_NETLINK})
         CHECK(refused_with({}, [&] { return socket(family, SOCK_DGRAM, 0) >= 0; }) == EPERM);
     CHECK(refused_with({}, [] { return syscall(425, 1, nullptr) >= 0; }) == EPERM);  // io_uring_setup
+    for (const unsigned long high : {0ul, 1ul << 32})
+        for (const unsigned long request : {TIOCSTI, TIOCLINUX})
+            CHECK(refused_with({}, [=] { return syscall(SYS_ioctl, -1, request | high, "x") == 0; }) ==
+                  EPERM);
+    CHECK(refused_with({}, [] { return syscall(SYS_ioctl, -1, TIOCGWINSZ, nullptr) == 0; }) == EBADF);
     CHECK(refused_with({}, [] { return syscall(SYS_ptrace, 16, getppid(), 0, 0) == 0; }) == EPERM);
     CHECK(refused_with({}, [] {
               bool ran = false;

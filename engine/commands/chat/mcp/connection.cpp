@@ -54,6 +54,7 @@ int64_t Connection::send(const std::string &method, const Json &parameters) {
     const int64_t id = ++last_;
     sent_[id] = nullptr;
     queue({{"jsonrpc", "2.0"}, {"id", id}, {"method", method}, {"params", parameters}});
+    if (why_broken_.empty()) write_some();
     return id;
 }
 
@@ -62,12 +63,11 @@ void Connection::notify(const std::string &method, const Json &parameters) {
     if (why_broken_.empty()) write_some();
 }
 
-Json Connection::wait(int64_t request, base::Clock::time_point until, const decode::StopRequest &stop,
-                      bool cancels) {
+Json Connection::wait(int64_t request, base::Clock::time_point until, const decode::StopRequest &stop) {
     if (!why_broken_.empty()) throw ServerError(Kind::Broken, why_broken_);
     const auto give_up = [&](Kind kind, const std::string &why) {
         sent_.erase(request);
-        if (cancels) notify("notifications/cancelled", {{"requestId", request}, {"reason", why}});
+        notify("notifications/cancelled", {{"requestId", request}, {"reason", why}});
         throw ServerError(kind, why);
     };
     while (sent_.at(request).is_null()) {
@@ -76,6 +76,17 @@ Json Connection::wait(int64_t request, base::Clock::time_point until, const deco
         if (left <= 0) give_up(Kind::TimedOut, "no answer in time");
         exchange(static_cast<int>(std::min<int64_t>(left, kSliceMilliseconds)));
     }
+    return take_result(request);
+}
+
+std::optional<Json> Connection::poll(int64_t request, int milliseconds) {
+    if (!why_broken_.empty()) throw ServerError(Kind::Broken, why_broken_);
+    if (sent_.at(request).is_null()) exchange(milliseconds);
+    if (sent_.at(request).is_null()) return std::nullopt;
+    return take_result(request);
+}
+
+Json Connection::take_result(int64_t request) {
     const Json message = std::move(sent_.at(request));
     sent_.erase(request);
     if (const Json *error = text::find_member(message, "error"))
@@ -88,7 +99,7 @@ void Connection::exchange(int wait) {
     std::array<pollfd, 3> ends = {pollfd{process_.output(), POLLIN, 0},
                                   {process_.errors(), POLLIN, 0},
                                   {out_.empty() ? -1 : process_.input(), POLLOUT, 0}};
-    if (poll(ends.data(), ends.size(), wait) <= 0) return;  // also when a signal came
+    if (::poll(ends.data(), ends.size(), wait) <= 0) return;  // also when a signal came
     if (ends[2].revents != 0) write_some();
     if (ends[1].revents != 0) read_errors();
     if (ends[0].revents != 0) read_messages();

@@ -40,12 +40,13 @@ class Connection {
     // Starts the server. Throws StartError.
     explicit Connection(const ServerConfig &config) : process_(config) {}
 
-    // Sends a request; returns its number. Throws ServerError::Broken.
+    // Sends a request, as far as the server reads it now; returns its number. Throws ServerError::Broken.
     int64_t send(const std::string &method, const Json &parameters);
     // The result of a request. Throws ServerError, after which the request's answer is ignored. TimedOut and Stopped tell
-    // the server that the request is canceled, if `cancels`.
-    Json wait(int64_t request, base::Clock::time_point until, const decode::StopRequest &stop,
-              bool cancels = true);
+    // the server that the request is canceled.
+    Json wait(int64_t request, base::Clock::time_point until, const decode::StopRequest &stop);
+    // The result of a request if it comes within `milliseconds`. Throws ServerError as wait().
+    std::optional<Json> poll(int64_t request, int milliseconds);
     void notify(const std::string &method, const Json &parameters);
 
     // Whether the server said that its tools changed.
@@ -53,9 +54,11 @@ class Connection {
     // The end of what it wrote on stderr, and lines on stdout that are no messages.
     const std::string &log();
     void close_input() { process_.close_input(); }
+    ServerProcess &process() { return process_; }
 
   private:
     void queue(const Json &message);
+    Json take_result(int64_t request);
     // Reads and writes what is possible within `milliseconds`. Throws ServerError::Broken.
     void exchange(int milliseconds);
     void write_some();

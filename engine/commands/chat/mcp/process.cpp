@@ -145,15 +145,25 @@ std::optional<std::string> ServerProcess::ending(std::chrono::milliseconds time)
     return ending_;
 }
 
-ServerProcess::~ServerProcess() {
-    input_.reset();
-    output_.reset();
-    errors_.reset();
-    if (!ending_ && !ended_within(kPatience)) {
-        kill(-process_, SIGTERM);
-        if (!ended_within(kPatience)) kill(-process_, SIGKILL);
+void ServerProcess::end(std::span<ServerProcess *const> all) {
+    for (ServerProcess *process : all) {
+        process->input_.reset();
+        process->output_.reset();
+        process->errors_.reset();
     }
-    ending(kPatience);
+    for (const int number : {SIGTERM, SIGKILL}) {
+        const base::Clock::time_point until = base::Clock::now() + kPatience;
+        for (const ServerProcess *process : all) {
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - base::Clock::now());
+            if (!process->ending_ && !process->ended_within(left)) kill(-process->process_, number);
+        }
+    }
+    for (ServerProcess *process : all) process->ending(kPatience);
+}
+
+ServerProcess::~ServerProcess() {
+    ServerProcess *const self = this;
+    end({&self, 1});
 }
 
 }  // namespace runnel::commands::mcp

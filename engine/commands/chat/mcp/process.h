@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -32,6 +33,8 @@ class ServerProcess {
     ServerProcess &operator=(const ServerProcess &) = delete;
 
     static constexpr std::chrono::milliseconds kPatience{1000};
+    // Ends all as the destructor does, but together: it takes no longer than for one.
+    static void end(std::span<ServerProcess *const> all);
 
     // This process's ends of the pipes, non-blocking; -1: closed.
     int input() const { return number(input_); }

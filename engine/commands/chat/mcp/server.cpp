@@ -21,50 +21,64 @@ constexpr size_t kMostPages = 1000;
 Server::Server(ServerConfig config) : config_(std::move(config)) {
     try {
         connection_ = std::make_unique<Connection>(config_);
-        initialize_ =
-            connection_->send("initialize", {{"protocolVersion", kVersions[0]},
-                                             {"capabilities", Json::object()},
-                                             {"clientInfo", {{"name", "runnel"}, {"version", "1"}}}});
+        request_ = connection_->send("initialize", {{"protocolVersion", kVersions[0]},
+                                                    {"capabilities", Json::object()},
+                                                    {"clientInfo", {{"name", "runnel"}, {"version", "1"}}}});
     } catch (const StartError &error) {
         problem_ = error.what();
     }
 }
 
-void Server::connect(base::Clock::time_point until, const decode::StopRequest &stop) {
-    if (!connection_) return;
+void Server::go_on(int milliseconds) {
     try {
-        const Json result = connection_->wait(initialize_, until, stop, false);
-        const std::string version = text_member(result, "protocolVersion");
-        if (std::ranges::find(kVersions, version) == kVersions.end())
-            throw ServerError(Kind::Broken, "it has the protocol version " + gguf::quoted(version) +
-                                                ", and runnel those from " + std::string(kVersions.back()) +
-                                                " to " + std::string(kVersions[0]));
-        if (const Json *info = text::find_member(result, "serverInfo"))
-            title_ = plain_text(text_member(*info, "name") + " " + text_member(*info, "version"));
-        connection_->notify("notifications/initialized", Json::object());
-        const Json *abilities = text::find_member(result, "capabilities");
-        if (abilities && text::find_member(*abilities, "tools")) list_tools(until, stop);
-        is_ready_ = true;
+        const std::optional<Json> result = connection_->poll(request_, milliseconds);
+        if (!result) return;
+        if (pages_ == 0)
+            take_beginning(*result);
+        else
+            take_tools(*result);
     } catch (const ServerError &error) {
-        problem_ = error.kind == Kind::TimedOut  ? "it did not begin in time"
-                   : error.kind == Kind::Stopped ? "its beginning was stopped"
-                                                 : error.what();
-        connection_->close_input();
-        tools_.clear();
+        give_up(error.what());
     }
 }
 
-void Server::list_tools(base::Clock::time_point until, const decode::StopRequest &stop) {
-    std::string cursor;
-    for (size_t page = 0; page < kMostPages; ++page) {
-        Json parameters = Json::object();
-        if (!cursor.empty()) parameters["cursor"] = cursor;
-        const Json result = connection_->wait(connection_->send("tools/list", parameters), until, stop);
-        if (const Json *list = text::find_member(result, "tools"); list && list->is_array())
-            for (const Json &tool : *list) add_tool(tool);
-        cursor = text_member(result, "nextCursor");
-        if (cursor.empty() || tools_.size() >= kMostTools) return;
-    }
+void Server::give_up(const std::string &why) {
+    problem_ = why;
+    connection_->close_input();
+    tools_.clear();
+}
+
+void Server::take_beginning(const Json &result) {
+    const std::string version = text_member(result, "protocolVersion");
+    if (std::ranges::find(kVersions, version) == kVersions.end())
+        throw ServerError(Kind::Broken, "it has the protocol version " + gguf::quoted(version) +
+                                            ", and runnel those from " + std::string(kVersions.back()) +
+                                            " to " + std::string(kVersions[0]));
+    if (const Json *info = text::find_member(result, "serverInfo"))
+        title_ = plain_text(text_member(*info, "name") + " " + text_member(*info, "version"));
+    connection_->notify("notifications/initialized", Json::object());
+    const Json *abilities = text::find_member(result, "capabilities");
+    if (abilities && text::find_member(*abilities, "tools"))
+        list_tools("");
+    else
+        is_ready_ = true;
+}
+
+void Server::list_tools(const std::string &cursor) {
+    Json parameters = Json::object();
+    if (!cursor.empty()) parameters["cursor"] = cursor;
+    request_ = connection_->send("tools/list", parameters);
+    ++pages_;
+}
+
+void Server::take_tools(const Json &result) {
+    if (const Json *list = text::find_member(result, "tools"); list && list->is_array())
+        for (const Json &tool : *list) add_tool(tool);
+    const std::string cursor = text_member(result, "nextCursor");
+    if (cursor.empty() || tools_.size() >= kMostTools || pages_ >= kMostPages)
+        is_ready_ = true;
+    else
+        list_tools(cursor);
 }
 
 void Server::add_tool(const Json &json) {

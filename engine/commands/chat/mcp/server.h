@@ -30,8 +30,12 @@ class Server {
     // Starts the process and asks for its beginning, without waiting. A failure to start is a state.
     explicit Server(ServerConfig config);
 
-    // Waits until the server has begun and listed its tools.
-    void connect(base::Clock::time_point until, const decode::StopRequest &stop);
+    // True until the server has begun and listed its tools, or failed.
+    bool begins() const { return !is_ready_ && problem_.empty(); }
+    // Takes the next step of the beginning if its answer comes within `milliseconds`. Precondition: begins().
+    void go_on(int milliseconds);
+    // Ends a beginning.
+    void give_up(const std::string &why);
 
     const std::string &name() const { return config_.name; }
     const ServerConfig &config() const { return config_; }
@@ -42,21 +46,22 @@ class Server {
     const std::vector<std::string> &notes() const { return notes_; }  // tools that are left out
     bool tools_changed() const { return connection_ && connection_->tools_changed(); }
     std::string log() { return connection_ ? connection_->log() : std::string(); }
-    void close_input() {
-        if (connection_) connection_->close_input();
-    }
+    ServerProcess *process() { return connection_ ? &connection_->process() : nullptr; }  // null: not started
 
     // Arguments: an object. Does not throw.
     CallResult call(const std::string &tool, const Json &arguments, std::chrono::milliseconds timeout,
                     const decode::StopRequest &stop);
 
   private:
-    void list_tools(base::Clock::time_point until, const decode::StopRequest &stop);
+    void take_beginning(const Json &result);
+    void take_tools(const Json &result);
+    void list_tools(const std::string &cursor);
     void add_tool(const Json &json);
 
     ServerConfig config_;
     std::unique_ptr<Connection> connection_;  // null: not started
-    int64_t initialize_ = 0;                  // the request
+    int64_t request_ = 0;                     // of the beginning: "initialize" or "tools/list"
+    size_t pages_ = 0;                        // of tools that were asked for
     bool is_ready_ = false;
     std::string problem_, title_;
     std::vector<ToolDefinition> tools_;

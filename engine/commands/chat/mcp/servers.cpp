@@ -12,6 +12,7 @@ namespace runnel::commands::mcp {
 namespace {
 
 constexpr size_t kLongestName = 64;  // what most services allow
+constexpr int kTurn = 10;            // milliseconds for which one server of several is waited for
 
 // Letters, digits, _ and -; everything else becomes "_".
 std::string name_for_model(const std::string &server, const std::string &tool) {
@@ -22,10 +23,10 @@ std::string name_for_model(const std::string &server, const std::string &tool) {
     return name;
 }
 
+// Without the arguments: some hold keys and passwords.
 std::string command_line(const ServerConfig &config) {
-    std::string line = config.command;
-    for (const std::string &argument : config.arguments) line += " " + argument;
-    return line;
+    const size_t count = config.arguments.size();
+    return config.command + " (" + std::to_string(count) + (count == 1 ? " argument)" : " arguments)");
 }
 
 }  // namespace
@@ -34,15 +35,22 @@ Servers::Servers(const Config &config, ServersOptions options) : options_(std::m
     for (const ServerConfig &server : config.servers) servers_.emplace_back(server);
 }
 
-// All are told to end before the first one is waited for.
 Servers::~Servers() {
-    for (Server &server : servers_) server.close_input();
+    std::vector<ServerProcess *> processes;
+    for (Server &server : servers_)
+        if (ServerProcess *process = server.process()) processes.push_back(process);
+    ServerProcess::end(processes);
 }
 
 void Servers::connect(Io &io, const decode::StopRequest &stop) {
     const base::Clock::time_point until = base::Clock::now() + options_.timeout;
+    const auto begins = [](const Server &server) { return server.begins(); };
+    while (std::ranges::any_of(servers_, begins) && !stop.requested() && base::Clock::now() < until)
+        for (Server &server : servers_)
+            if (server.begins()) server.go_on(kTurn);
     for (Server &server : servers_) {
-        server.connect(until, stop);
+        if (server.begins())
+            server.give_up(stop.requested() ? "its beginning was stopped" : "it did not begin in time");
         const std::string name = "MCP server " + gguf::quoted(server.name()) + ": ";
         if (!server.is_ready())
             io.err.try_write("runnel: " + name + gguf::printable(server.problem(), 1024) + "\n");
@@ -68,14 +76,25 @@ void Servers::apply_allowed(Io &io) {
     for (const std::string &allowed : options_.allowed) {
         bool is_known = false;
         for (const Server &server : servers_) is_known |= server.name() == allowed;
-        for (const Tool &tool : tools_)
-            if (tool.name == allowed || tool.server->name() == allowed) {
-                is_known = true;
-                allow(tool);
-            }
+        for (const Tool &tool : tools_) {
+            const bool is_server = tool.server->name() == allowed;
+            if (!is_server && tool.name != allowed) continue;
+            is_known = true;
+            if (is_server || !clashes(tool))
+                allowed_.insert(tool.name);
+            else
+                io.note("--mcp-allow " + gguf::quoted(allowed) +
+                        " has no effect: several tools have this name; name the server");
+        }
         if (!is_known)
             io.note("--mcp-allow " + gguf::quoted(allowed) + ": no server has a tool of this name");
     }
+}
+
+// Which of them gets the name without a number depends on what other servers offer.
+bool Servers::clashes(const Tool &tool) const {
+    const auto wanted = [](const Tool &t) { return name_for_model(t.server->name(), t.definition->name); };
+    return std::ranges::count(tools_, wanted(tool), wanted) > 1;
 }
 
 Json Servers::definitions() const {

@@ -42,8 +42,12 @@ class Servers {
     const Tool *find(std::string_view name) const;  // null: there is none
     size_t tool_count() const { return tools_.size(); }
 
-    bool is_allowed(const Tool &tool) const { return allowed_.count(tool.name) > 0; }
-    void allow(const Tool &tool) { allowed_.insert(tool.name); }
+    bool is_allowed(const Tool &tool) const {
+        return allowed_.count(tool.name) > 0 || granted_.count(tool.name) > 0;
+    }
+    // Until forget_granted(), which begins another conversation.
+    void allow(const Tool &tool) { granted_.insert(tool.name); }
+    void forget_granted() { granted_.clear(); }
     CallResult call(const Tool &tool, const Json &arguments, const decode::StopRequest &stop) {
         return tool.server->call(tool.definition->name, arguments, options_.timeout, stop);
     }
@@ -56,11 +60,14 @@ class Servers {
   private:
     void add_tools(Server &server);
     void apply_allowed(Io &io);
+    bool clashes(const Tool &tool) const;
 
     ServersOptions options_;
     std::deque<Server> servers_;
     std::vector<Tool> tools_;
-    std::set<std::string, std::less<>> names_, allowed_;
+    std::set<std::string, std::less<>> names_;
+    std::set<std::string, std::less<>> allowed_,
+        granted_;  // by the options; by the user in this conversation
 };
 
 }  // namespace runnel::commands::mcp

@@ -144,7 +144,7 @@ TEST_CASE("chat while answering: Ctrl-Z restores the terminal; the answer goes o
             text.erase(0, at + std::string("\n[stopped]\n").size() + 1);  // and the line that was typed
         }
         REQUIRE(parts.size() == kStops);
-        parts.push_back(text.substr(0, text.find("\n" + std::string(columns == 80 ? ">>>" : ">>>"))));
+        parts.push_back(text.substr(0, text.find("\n" + std::string(">>>"))));
         std::string answer;
         for (const std::string &part : parts) answer = answer.substr(0, answer.rfind('\n') + 1) + part;
         const std::string whole = columns == 80

@@ -66,6 +66,14 @@ void check_turn(const Json &messages, const std::string &tool, const std::string
     CHECK(messages[2]["content"].get<std::string>().find(result) != std::string::npos);
 }
 
+// A value of this process, which the program inherits.
+std::string own_status(const std::string &name) {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+        if (line.starts_with(name)) return line.substr(line.rfind('\t') + 1);
+    return {};
+}
+
 bool has(const std::string &text, const std::string &part) {
     return text.find(part) != std::string::npos;
 }
@@ -98,7 +106,7 @@ TEST_CASE("chat --mcp: without a terminal, a tool that is not allowed does not r
     const Result r = chat.run("Which?\n/save " + chat.talk() + "\n");
     CAPTURE(r.err);
     CHECK(r.code == 0);
-    CHECK(has(r.err, "good: self {}: not run, because --mcp-allow does not name good__self"));
+    CHECK(has(r.err, "not run, because --mcp-allow does not name good__self: good: self {}\n"));
     check_turn(chat.messages(), "good__self", "error: the user does not allow this call");
 }
 
@@ -113,7 +121,7 @@ TEST_CASE("chat --mcp: a server is not confined and inherits no descriptors") {
     const std::string result = messages[2]["content"];
     CAPTURE(result);
     CHECK(result.starts_with("descriptors\n"));
-    CHECK(has(result, "\nNoNewPrivs:0\n"));
+    CHECK(has(result, "\nNoNewPrivs:" + own_status("NoNewPrivs:") + "\n"));
     CHECK(has(result, "\nleads its session\n"));
 }
 
@@ -148,7 +156,8 @@ TEST_CASE("chat --mcp: at a terminal every call is a question: no, yes, always")
                                             ""};
     size_t step = 0, after = 0;
     p.type = [&](const std::string &out, bool) -> std::string {
-        const bool asks = out.size() > after && has(out.substr(after), "run it? [y]es, [a]lways, [N]o ");
+        const bool asks =
+            out.size() > after && has(out.substr(after), "run good: echo? [y]es, [a]lways, [N]o ");
         const bool is_answer = step < typed.size() && (step == 1 || step == 3 || step == 5);
         if (step >= typed.size() || (is_answer ? !asks : !at_prompt(out, after))) return "";
         after = out.size();
@@ -158,10 +167,92 @@ TEST_CASE("chat --mcp: at a terminal every call is a question: no, yes, always")
     const Result r = execute(p);
     CAPTURE(r.out);
     CHECK(r.code == 0);
-    CHECK(has(r.out, "good: echo {"));
+    CHECK(has(r.out, "good: echo\r\n  | {"));
     size_t ran = 0;
     for (size_t at = 0; (at = r.out.find("  echo of {", at)) != std::string::npos; ++at) ++ran;
     CHECK(ran == 3);
+}
+
+TEST_CASE("chat --mcp: what was typed before a question does not answer it, and becomes the next message") {
+    if (absent()) return;
+    for (const std::string term : {"xterm", "dumb"}) {
+        CAPTURE(term);
+        Chat chat({"good"}, {"--tool-choice", "good__echo"});
+        Process p = chat.process();
+        p.environment[1] = "TERM=" + term;
+        p.terminal = true;
+        p.columns = 120;
+        const std::string enter = term == "dumb" ? "\n" : "\r";
+        size_t step = 0, after = 0;
+        p.type = [&](const std::string &out, bool) -> std::string {
+            if (out.size() <= after) return "";
+            const bool prompts = term == "dumb" ? out.ends_with(">>> ") : at_prompt(out, after);
+            // The second question follows the message "y".
+            const size_t from = step == 2 ? out.find(">>> y", after) : after;
+            const bool asks = from != out.npos && has(out.substr(from), "[a]lways, [N]o ");
+            const std::string typed[] = {"Which?" + enter + "y" + enter, enter, enter,
+                                         "/save " + chat.talk() + enter, "\x04"};
+            if (step >= 5 || (step == 1 || step == 2 ? !asks : !prompts)) return "";
+            after = out.size();
+            return typed[step++];
+        };
+        const Result r = execute(p);
+        CAPTURE(r.out);
+        CHECK(r.code == 0);
+        CHECK(!has(r.out, "  echo of {"));
+        // The context has room for the second turn only.
+        const Json messages = chat.messages();
+        REQUIRE(messages.size() >= 3);
+        CHECK(messages[0]["content"] == "y");
+        CHECK(messages[2]["content"] == "error: the user does not allow this call");
+    }
+}
+
+TEST_CASE("chat --mcp: calls of an opened chat that ended before their results get an error") {
+    if (absent()) return;
+    const Chat chat({"good"}, {});
+    const auto call = [](const char *id) {
+        return Json{
+            {"id", id}, {"type", "function"}, {"function", {{"name", "good__echo"}, {"arguments", "{}"}}}};
+    };
+    const Json assistant = {{"role", "assistant"}, {"content", ""}, {"tool_calls", {call("1"), call("2")}}};
+    const Json done = {{"role", "tool"}, {"content", "one"}, {"tool_call_id", "1"}, {"name", "good__echo"}};
+    std::ofstream(chat.directory / "old.json")
+        << Json{{"messages", {{{"role", "user"}, {"content", "Which?"}}, assistant, done}}};
+    const Result r =
+        chat.run("/load " + (chat.directory / "old.json").string() + "\n/save " + chat.talk() + "\n");
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    const Json messages = chat.messages();
+    REQUIRE(messages.size() == 4);
+    CHECK(messages[2]["content"] == "one");
+    CHECK(messages[3]["tool_call_id"] == "2");
+    CHECK(messages[3]["content"] == "error: the chat ended before this call");
+}
+
+TEST_CASE("chat --mcp: after Ctrl-C at a question, what was typed before is text at the prompt") {
+    if (absent()) return;
+    Chat chat({"good"}, {"--tool-choice", "good__echo"});
+    Process p = chat.process();
+    p.terminal = true;
+    p.columns = 120;
+    size_t step = 0, after = 0;
+    p.type = [&](const std::string &out, bool) -> std::string {
+        const std::string late = out.substr(std::min(after, out.size()));
+        const bool is_ready = step == 1   ? has(late, "[a]lways, [N]o ")
+                              : step == 2 ? has(late, ">>> next")
+                                          : at_prompt(out, after);
+        if (step > 3 || !is_ready) return "";
+        after = out.size();
+        const std::string typed[] = {"Which?\rnext\r", "\x03", "\x15/save " + chat.talk() + "\r", "\x04"};
+        return typed[step++];
+    };
+    const Result r = execute(p);
+    CAPTURE(r.out);
+    CHECK(r.code == 0);
+    const Json messages = chat.messages();
+    check_turn(messages, "good__echo", "error: the user stopped this call");
+    CHECK(messages.size() == 3);
 }
 
 TEST_CASE("chat --mcp: Ctrl-C stops a call, and the chat asks for the next message") {

@@ -160,6 +160,17 @@ TEST_CASE("mcp: servers that never answer end with the time, and calls are cance
     CHECK(slow.log_has("slow", "cancelled 5"));
 }
 
+TEST_CASE("mcp: a server that answers late takes no time from the others") {
+    const TemporaryDirectory folder;
+    const std::string other = (folder / "listed").string();
+    ServerConfig late = config_of("late"), good = config_of("good");
+    for (ServerConfig *config : {&late, &good}) config->environment = {{"RUNNEL_TEST_VALUE", other}};
+    good.name = "lists", good.arguments.back() = "lists";
+    Connected c(Config{{late, good}, {}});
+    CHECK(c.messages() == "");
+    CHECK(c.servers.tool_count() == 8);
+}
+
 TEST_CASE("mcp: after a server died in a call, its calls fail at once") {
     Connected c("dies-later");
     check_failed(c.call("dies-later__echo"), "the server ended with exit code 4");
@@ -182,14 +193,17 @@ TEST_CASE("mcp: names fit every format of calls and are unique; allowed are tool
     first.name = "my files", second.name = "my.files", third.name = std::string(80, 'n');
     Connected c(Config{{first, second, third}, {}},
                 {.allowed = {"my_files__echo", third.name, "nothing"}, .timeout = kLong});
-    CHECK(c.messages() == "runnel: --mcp-allow 'nothing': no server has a tool of this name\n");
+    CHECK(
+        c.messages() ==
+        "runnel: --mcp-allow 'my_files__echo' has no effect: several tools have this name; name the server\n"
+        "runnel: --mcp-allow 'nothing': no server has a tool of this name\n");
     const auto allowed = [&](const std::string &name) {
         CAPTURE(name);
         const Servers::Tool *tool = c.servers.find(name);
         REQUIRE(tool);
         return c.servers.is_allowed(*tool);
     };
-    CHECK(allowed("my_files__echo"));
+    CHECK(!allowed("my_files__echo"));
     CHECK(!allowed("my_files__fail"));
     CHECK(!allowed("my_files__echo_2"));
     CHECK(c.servers.find("my_files__echo_2")->server->name() == "my.files");
@@ -197,6 +211,9 @@ TEST_CASE("mcp: names fit every format of calls and are unique; allowed are tool
     CHECK(allowed(std::string(62, 'n') + "_4"));
     c.servers.allow(*c.servers.find("my_files__fail"));
     CHECK(allowed("my_files__fail"));
+    c.servers.forget_granted();
+    CHECK(!allowed("my_files__fail"));
+    CHECK(allowed(std::string(64, 'n')));
 }
 
 TEST_CASE("mcp: a server that ignores the end of its input and SIGTERM is killed and reaped") {
