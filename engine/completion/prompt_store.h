@@ -1,14 +1,14 @@
 // Computed prompts on the disk, found by their text: a folder of files that processes share.
 //
 // A text is divided into chunks of 256 tokens (prompt_chunk.h); texts with the same beginning share their first
-// files. The key of a chunk is a hash of all tokens up to its end, begun with the model's identity and a random
-// number of the folder and the version of the layout. A lookup follows the keys from the first chunk on and compares the tokens. The file of
-// another model or other settings is never found; one that is damaged is removed when it is met: the head of a
-// file is checked when it is opened, a block when it is copied into the cache. A file that cannot be opened is left.
+// files. The key of a chunk is a hash of the model's identity, a random number of the folder, the version of the
+// layout, and all tokens up to the chunk's end. A lookup follows the keys from the first chunk on and compares
+// the tokens, so the file of another model or other settings is never found. The head of a file is checked when
+// it is opened, a block when it is read; a damaged file is then removed. A file that cannot be opened stays.
 //
-// A file appears by rename and is never changed, so a process that is killed leaves no partial one, and readers need
-// no lock. It is not synced: after a power failure, it may be damaged. A folder that exceeds its limit loses the
-// files used least recently; of one text, the last.
+// A file appears by rename and is never changed. A process that is killed leaves no partial file, and readers
+// need no lock. A file is not synced: a power failure may damage it. If the folder exceeds its limit, the least
+// recently used files are removed; of one text, the last ones first.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class PromptStore {
     struct Counts {
         size_t found = 0, saved = 0;  // tokens loaded into the cache, and tokens in files that were written
         size_t damaged = 0, removed = 0;  // files: removed as damaged, and for lack of room
-        int64_t attached =
-            0;  // tokens that save() itself took from the cache (CacheStatistics::reused_tokens)
+        // Tokens that the store itself took from the cache: they are part of CacheStatistics::reused_tokens.
+        int64_t attached = 0;
     };
     const Counts &counts() const { return counts_; }
     // Why nothing can be found or saved, or only not saved; empty if all is well.
