@@ -158,8 +158,9 @@ $(BUILD)/fault.so: tests/fault/fault.c Makefile
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUILD)/fault.so
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
-# The thread pool's cases alone, for ThreadSanitizer.
-$(BUILD)/pool-tests: $(BUILD)/obj/tests/main.o $(BUILD)/obj/tests/kernels/cpu/pool_test.o $(BUILD)/librunnel.a
+# The thread pool's cases alone, for ThreadSanitizer, which runs the demo's objects.
+$(BUILD)/pool-tests: $(BUILD)/obj/tests/main.o $(BUILD)/obj/tests/kernels/cpu/pool_test.o $(BUILD)/obj/tests/support/mcp_server.o \
+  $(filter-out %/main.o,$(demo_objects))
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 # Runs the kernels' test cases on a real device (scripts/gpu-check); exits with status 77 if there is none.
@@ -257,14 +258,15 @@ asan: setup
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
 # The program has the sanitizer, because the cases start it, and so have the thread pool's own tests. A race ends either
-# with code 66, which no case accepts. The sample (CI): runs, batches and chats of every kind, once each.
+# with code 66, which no case accepts. The program is the demo's, built in half the time: so CI also sees that each of its
+# folders compiles as one unit. The sample (CI): runs, batches and chats of every kind, once each.
 tsan_sample := batch: bytes do not depend on *,batch: every row gets *,batch: an answer comes before *,batch: Ctrl-C*
 tsan_sample := $(tsan_sample),chat: messages that were undone *,chat: Ctrl-C*,chat: at a terminal,run: --samples*,run: stop strings*
 tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: a full disk*
 tsan tsan-sample: $(BUILD)/tests
-	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel build-tsan/pool-tests
+	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel-cpu build-tsan/pool-tests
 	TSAN_OPTIONS=exitcode=66 build-tsan/pool-tests
-	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel $(BUILD)/tests \
+	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel-cpu $(BUILD)/tests \
 	  -tc='$(if $(filter tsan,$@),run*$(comma)batch*$(comma)chat*$(comma)perplexity*$(comma)*samples*$(comma)speculation*,$(tsan_sample))'
 
 # The fuzzers: one program, linked under a name per target, from only the sources that read untrusted input.
