@@ -23,6 +23,7 @@ using Axes = std::vector<Axis>;
 
 constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv"};
 constexpr size_t kMostVariants = 1024;
+constexpr std::string_view kModes = "--roofline, --naive, --profile, --batching";
 
 std::shared_ptr<Axes> add_axes(OptionTable &table) {
     auto axes = std::make_shared<Axes>(std::size(kLists));
@@ -74,7 +75,8 @@ Command bench_command() {
         .examples = {"bench model.gguf", "bench model.gguf -p 512 -n 128 -d 0,4096 --json",
                      "bench model.gguf -t 1,2,4 -ctk f16,q8_0 -o md",
                      "bench model.gguf --sequences 16,32 -p 0",
-                     "bench model.gguf --roofline --plot roofline.svg", "bench model.gguf --naive -n 256"}};
+                     "bench model.gguf --roofline --plot roofline.svg", "bench model.gguf --naive -n 256",
+                     "bench model.gguf --batching --parallel 1,4,16 --rate 10,20"}};
     auto o = std::make_shared<BenchOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);
@@ -96,7 +98,7 @@ Command bench_command() {
         .numbers("-d,--depth,--n-depth", o->depths, whole_numbers(0, 1 << 24),
                  "tokens in the KV cache before each test; a list: 0,4096")
         .by_default("0");
-    table.numbers("--sequences,-npl", o->sequences, whole_numbers(1, 4096),
+    table.numbers("--sequences,-npl,-np,--parallel", o->sequences, whole_numbers(1, 4096),
                   "also decode N sequences at a time, compared with one; a list: 16,32");
     auto exhibit = std::make_shared<ExhibitOptions>();
     table.flag("--roofline", exhibit->roofline,
@@ -105,6 +107,19 @@ Command bench_command() {
                "decode -n tokens with and without a KV cache, and compare the times");
     table.flag("--profile", exhibit->profile,
                "time of prefill and decode by kind of step and by layer; -pg P,G is the request (512,128)");
+    table.flag("--batching", exhibit->batching,
+               "throughput against latency of N requests at a time (--parallel, a list); -pg P,G is a "
+               "request (64,32)");
+    table.numbers("--rate", exhibit->rates, decode::NumberRange{0.001, 1e6},
+                  "with --batching: requests arrive at random, this many per second; a list: 10,20");
+    table
+        .number("--requests", exhibit->requests, whole_numbers(0, 1 << 20),
+                "with --batching: requests of each row; 0: by the number of sequences and the rate")
+        .rare();
+    table
+        .number("--arrival-seed", exhibit->seed, whole_numbers(0, 1 << 30),
+                "with --rate: seed of the arrivals and of the prompts")
+        .rare();
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
     table.text("-f,--file", o->file, "with --text: also the text of a file").takes("FILE").rare();
     add_model_options(table, o->model);
@@ -126,7 +141,7 @@ Command bench_command() {
     });
     table
         .text("--plot", exhibit->plot,
-              "with --roofline, --naive or --profile: write the plot to this SVG file")
+              "with --roofline, --naive, --profile or --batching: write the plot to this SVG file")
         .takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
@@ -134,18 +149,20 @@ Command bench_command() {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
         if (o->file && !o->text) throw UsageError("-f needs --text");
-        if (exhibit->roofline + exhibit->naive + exhibit->profile + o->text > 1)
-            throw UsageError("--roofline, --naive, --profile and --text exclude each other: choose one");
-        if (exhibit->any() && drafting_options(o->draft, o->model))
-            throw UsageError(
-                "--roofline, --naive and --profile measure plain decoding: omit the draft options");
-        if (!exhibit->plot.empty() && !exhibit->any())
-            throw UsageError("--plot needs --roofline, --naive or --profile");
+        if (exhibit->chosen() + o->text > 1)
+            throw UsageError(std::string(kModes) + " and --text exclude each other: choose one");
+        if (exhibit->chosen() > 0 && drafting_options(o->draft, o->model))
+            throw UsageError(std::string(kModes) + " measure plain decoding: omit the draft options");
+        if (!exhibit->plot.empty() && exhibit->chosen() == 0)
+            throw UsageError("--plot needs one of " + std::string(kModes));
+        if ((!exhibit->rates.empty() || exhibit->requests > 0) && !exhibit->batching)
+            throw UsageError("--rate and --requests need --batching");
         confine({{o->model.path, o->draft.model, o->file.value_or("")}, {exhibit->plot}},
                 gpu_wish(o->model, o->draft));
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
         if (exhibit->profile) return bench_profile(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
+        if (exhibit->batching) return bench_batching(*o, *exhibit, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);
     };
     return command;

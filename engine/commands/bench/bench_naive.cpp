@@ -90,12 +90,14 @@ void show_progress(Io &io, const std::string &test) {
     if (io.err.is_terminal()) io.progress("\r\033[K" + test);
 }
 
-void check_exhibit(const BenchOptions &options, const std::string &mode) {
+void check_exhibit(const BenchOptions &options, const std::string &mode, bool takes_sequences) {
     if (options.output != BenchOptions::Output::Table && !options.json())
         throw UsageError(mode + " is shown as a table or as JSON: -o table or -o json");
     if (options.variants.size() > 1) throw UsageError(mode + " measures one setting: give no lists");
-    if (options.depths != std::vector<int32_t>{0} || !options.sequences.empty())
-        throw UsageError(mode + " measures one sequence from its beginning: omit -d and --sequences");
+    if (options.depths != std::vector<int32_t>{0})
+        throw UsageError(mode + " measures sequences from their beginning: omit -d");
+    if (!options.sequences.empty() && !takes_sequences)
+        throw UsageError(mode + " measures one sequence: omit --sequences");
 }
 
 int bench_naive(const BenchOptions &options, const std::string &plot, Io &io) {

@@ -3,8 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <random>
 
+#include "engine/measure/batching.h"
 #include "engine/measure/naive.h"
 #include "engine/measure/roofline.h"
 
@@ -48,6 +50,26 @@ TEST_CASE("naive: the exponent and the crossing of times computed by a formula")
     CHECK(compared.slower_from(1e6) == 0);
     compared.steps[60].naive = 0;
     CHECK(compared.slower_from(2) == 62);
+}
+
+TEST_CASE("batching: arrivals are a Poisson process, and the rate only scales them") {
+    constexpr int kCount = 4000;
+    const std::vector<double> one = arrivals(kCount, 1, 7), ten = arrivals(kCount, 10, 7);
+    REQUIRE(one.size() == kCount);
+    CHECK(one[0] == 0);
+    CHECK(arrivals(3, 0, 7) == std::vector<double>{0, 0, 0});
+    double sum = 0, squares = 0;
+    int longer = 0;  // than the mean gap: e^-1 of an exponential distribution
+    for (size_t i = 1; i < one.size(); ++i) {
+        const double gap = one[i] - one[i - 1];
+        REQUIRE(gap >= 0);
+        sum += gap, squares += gap * gap, longer += gap > 1;
+        CHECK(ten[i] == doctest::Approx(one[i] / 10));
+    }
+    CHECK(sum / (kCount - 1) == doctest::Approx(1).epsilon(0.05));
+    CHECK(squares / (kCount - 1) == doctest::Approx(2).epsilon(0.1));
+    CHECK(longer / static_cast<double>(kCount - 1) == doctest::Approx(std::exp(-1)).epsilon(0.05));
+    CHECK(arrivals(10, 1, 8) != arrivals(10, 1, 7));
 }
 
 TEST_CASE("roofline: the roof, its ridge, and the share of decode") {

@@ -212,3 +212,99 @@ TEST_CASE("bench --profile: every step of the passes is counted, and the parts a
     CHECK(bench({"--profile", "-pg", "20,1"}).code == 2);
     CHECK(bench({"--profile", "--naive"}).code == 2);
 }
+
+namespace {
+
+// Nearest rank, by counting.
+double percentile_of(const std::vector<double> &values, double percent) {
+    std::vector<double> sorted = values;
+    std::sort(sorted.begin(), sorted.end());
+    for (size_t i = 0; i < sorted.size(); ++i)
+        if (100.0 * static_cast<double>(i + 1) >= percent * static_cast<double>(sorted.size()) - 1e-9)
+            return sorted[i];
+    return sorted.back();
+}
+
+void check_percentiles(const json &shown, const std::vector<double> &recorded) {
+    double sum = 0;
+    for (const double value : recorded) sum += value;
+    CHECK(shown["mean"].get<double>() == doctest::Approx(sum / static_cast<double>(recorded.size())));
+    CHECK(shown["p50"].get<double>() == doctest::Approx(percentile_of(recorded, 50)));
+    CHECK(shown["p95"].get<double>() == doctest::Approx(percentile_of(recorded, 95)));
+    CHECK(shown["p99"].get<double>() == doctest::Approx(percentile_of(recorded, 99)));
+}
+
+// One row of --batching against the times of its requests.
+void check_batching_row(const json &row, size_t requests, size_t generate) {
+    REQUIRE(row["requests"].size() == requests);
+    std::vector<double> waits, first, between;
+    double end = 0;
+    for (const json &one : row["requests"]) {
+        const double arrival = one["arrival_ms"], wait = one["wait_ms"], ttft = one["ttft_ms"];
+        CHECK(wait >= 0);
+        CHECK(ttft >= wait);
+        REQUIRE(one["tokens_ms"].size() == generate - 1);
+        double last = arrival + ttft;
+        for (const double ms : one["tokens_ms"]) between.push_back(ms), last += ms;
+        waits.push_back(wait), first.push_back(ttft);
+        end = std::max(end, last);
+    }
+    check_percentiles(row["wait_ms"], waits);
+    check_percentiles(row["ttft_ms"], first);
+    check_percentiles(row["tpot_ms"], between);
+    const double seconds = row["seconds"];
+    CHECK(seconds * 1e3 == doctest::Approx(end));
+    CHECK(row["requests_per_second"].get<double>() ==
+          doctest::Approx(static_cast<double>(requests) / seconds));
+    CHECK(row["tokens_per_second"].get<double>() ==
+          doctest::Approx(static_cast<double>(requests * generate) / seconds));
+    CHECK(row["preemptions"] == 0);
+    CHECK(row["sequences_per_step"].get<double>() <= row["parallel"].get<double>());
+}
+
+}  // namespace
+
+TEST_CASE("bench --batching: percentiles and rates are those of the recorded times") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string svg = (directory / "batching.svg").string();
+    const json closed = parsed(
+        bench({"--batching", "--parallel", "1,3", "-pg", "5,6", "--requests", "9", "--json", "--plot", svg}));
+    for (const char *key : {"model", "device"}) CHECK(closed[key].is_string());
+    CHECK(closed["prompt"] == 5);
+    CHECK(closed["generate"] == 6);
+    REQUIRE(closed["rows"].size() == 2);
+    for (const json &row : closed["rows"]) {
+        CHECK(row["rate"].is_null());
+        check_batching_row(row, 9, 6);
+    }
+    CHECK(closed["rows"][0]["parallel"] == 1);
+    CHECK(closed["rows"][0]["sequences_per_step"] == 1);
+    CHECK(closed["rows"][1]["sequences_per_step"].get<double>() > 1);
+    CHECK(content(svg).find("milliseconds from token to token") != std::string::npos);
+
+    const json open = parsed(bench({"--batching", "--parallel", "2", "--rate", "200,400", "-pg", "5,4",
+                                    "--requests", "8", "--json", "--plot", svg}));
+    REQUIRE(open["rows"].size() == 2);
+    CHECK(content(svg).find("requests arriving per second") != std::string::npos);
+    std::vector<double> slow, fast;
+    for (const json &row : open["rows"]) check_batching_row(row, 8, 4);
+    CHECK(open["rows"][1]["rate"] == 400);
+    for (const json &one : open["rows"][0]["requests"]) slow.push_back(one["arrival_ms"]);
+    for (const json &one : open["rows"][1]["requests"]) fast.push_back(one["arrival_ms"]);
+    std::sort(slow.begin(), slow.end()), std::sort(fast.begin(), fast.end());
+    CHECK(slow[0] == 0);
+    for (size_t i = 1; i < slow.size(); ++i) CHECK(slow[i] == doctest::Approx(2 * fast[i]));
+
+    const Result table = bench({"--batching", "-np", "1,2", "-pg", "5,4", "--requests", "4"});
+    REQUIRE(table.code == 0);
+    for (const char *part : {"TTFT", "TPOT", "wait", "tok/s", "2 at a time"})
+        CHECK(table.out.find(part) != std::string::npos);
+    check_width(table.out);
+    CHECK(bench({"--batching", "-pg", "5,1"}).code == 2);
+    CHECK(bench({"--batching", "-pg", "5,6", "-c", "8"}).code == 2);
+    CHECK(bench({"--batching", "--naive"}).code == 2);
+    CHECK(bench({"--batching", "-d", "5"}).code == 2);
+    CHECK(bench({"--rate", "5"}).code == 2);
+    CHECK(bench({"--batching", "--rate", "0"}).code == 2);
+}
