@@ -119,6 +119,7 @@ struct BatchOptions {
     bool resume = false, force = false;  // continue the output file; even if settings or rows differ
     std::optional<bool> show_thinking;   // default: no
     Overflow overflow = Overflow::Error;
+    bool timings = false;  // with every answer
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...
     PromptStoreFlags store;

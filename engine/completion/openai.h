@@ -84,6 +84,7 @@ struct Reply {
     std::optional<bool> complete = {};  // Done::complete
     std::optional<std::vector<SpelledToken>> logprobs = {}, prompt_logprobs = {};
     std::vector<text::ToolCall> calls = {};
+    std::optional<Timings> timings = {};  // not part of OpenAI's bodies
 };
 enum class Endpoint { Chat, Completion };
 // The response to request `number`, which is in its id: "chatcmpl-7". "created" is 0, so that equal runs

@@ -47,6 +47,9 @@ Command batch_command() {
     table.flag("--resume", o->resume, "continue the output of a run that was interrupted or killed");
     table.flag("--force", o->force, "with --resume: continue even if the model, options or rows have changed")
         .rare();
+    table.flag(
+        "--timings", o->timings,
+        "with every answer its times: \"timings\" (queued_ms, ttft_ms, prefill_ms, decode_ms, tpot_ms)");
     add_logprob_options(table, o->generation);
     add_stats_options(table, o->stats);
     command.writes_files = true;

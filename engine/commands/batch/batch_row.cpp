@@ -85,6 +85,18 @@ void parse_object(const Json &object, Row &row) {
     if (row.raw && !row.body.prompt) throw BodyError("/v1/completions takes a \"prompt\", not \"messages\"");
 }
 
+Json times_of(const completion::Timings &times) {
+    double decode = 0;
+    for (const float seconds : times.token_seconds) decode += static_cast<double>(seconds) * 1e3;
+    const auto count = static_cast<double>(times.token_seconds.size());
+    return {{"queued_ms", times.queued_seconds * 1e3},
+            {"ttft_ms", times.first_token_seconds * 1e3},
+            {"prefill_ms", times.prefill_seconds * 1e3},
+            {"prefill_tokens", times.prefill_tokens},
+            {"decode_ms", decode},
+            {"tpot_ms", count > 0 ? Json(decode / count) : Json()}};
+}
+
 }  // namespace
 
 Row parse_row(std::string_view line, int64_t number) {
@@ -119,6 +131,7 @@ std::string answer_line(const RowIdentity &row, const completion::Reply &reply, 
             {"request_id", "req_" + number},
             {"body", response_body(chat ? completion::Endpoint::Chat : completion::Endpoint::Completion,
                                    number, row.model.empty() ? model : row.model, reply)}};
+        if (reply.timings) out["response"]["body"]["timings"] = times_of(*reply.timings);
         out["error"] = nullptr;
         return dump(out);
     }
@@ -132,6 +145,7 @@ std::string answer_line(const RowIdentity &row, const completion::Reply &reply, 
     if (reply.prompt_logprobs) out["prompt_logprobs"] = prompt_logprobs(*reply.prompt_logprobs);
     if (!reply.calls.empty()) out["tool_calls"] = text::calls_json(reply.calls);
     if (reply.complete) out["complete"] = *reply.complete;
+    if (reply.timings) out["timings"] = times_of(*reply.timings);
     if (!reply.reasoning.empty()) out["reasoning"] = reply.reasoning;
     if (const int64_t lost = reply.usage.left_out + reply.usage.forgotten; lost > 0)
         out["forgotten_tokens"] = lost;

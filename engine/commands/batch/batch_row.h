@@ -8,7 +8,9 @@
 //   {"id", "line", "text", "prompt_tokens", "completion_tokens", "finish_reason"}, or
 //   {"id", "line", "error": {"message", "line"}}; "id" only if the request has one, "reasoning" if the model
 //   reasoned, "forgotten_tokens" if the text exceeded the context and the answer continued, "logprobs" and
-//   "prompt_logprobs" (completion/logprobs.h) if they were requested
+//   "prompt_logprobs" (completion/logprobs.h) if they were requested, "timings" with --timings: milliseconds from
+//   when the row was read to its first pass (queued_ms) and to its first token (ttft_ms), of its prefill, from its first
+//   token to its last (decode_ms), and the mean between two tokens (tpot_ms; null for a single token)
 //   a line of an OpenAI batch output file (reasoning: "reasoning_content" of the message), whose "id" is
 //   "batch_req_" and the line's number; its "created" is 0, so that equal runs write equal bytes
 #pragma once

@@ -147,6 +147,7 @@ void BatchRun::finish(const completion::Done &done) {
     if (waiting.logprobs) reply.logprobs = completion::spell(done.logprobs, engine_.tokenizer());
     if (waiting.prompt_logprobs)
         reply.prompt_logprobs = completion::spell(done.prompt_logprobs, engine_.tokenizer());
+    if (options_.timings) reply.timings = done.timings;
     odd_calls_ += !done.note.empty();
     output_.put(waiting.place, answer_line(waiting.row, reply, options_.model.path));
     answered_bytes_ += waiting.bytes;

@@ -15,7 +15,7 @@ namespace runnel::commands {
 // The sampling options of the run. Without --seed, a resumed run uses the seed of the earlier one.
 decode::SamplingOptions batch_sampling(const BatchOptions &options, const BatchOutput &output);
 
-// Leaves out --parallel, -b, -t and --unordered, which change no byte of an answer, and drafts unless the rule is
+// Leaves out --parallel, -b, -t, --unordered and --timings, which change no byte of a text, and drafts unless the rule is
 // rejection. The value of a text or a file is its hash. Throws what reading the files throws.
 BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine,
                              const decode::SamplingOptions &sampling, const std::string &system,

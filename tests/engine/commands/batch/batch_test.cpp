@@ -504,3 +504,38 @@ TEST_CASE("run: --samples and --beams") {
     CHECK(greedy["samples"][0] == greedy["samples"][1]);
     CHECK(run({"--samples", "2", "-n", "0"}) == "\n---\n");
 }
+
+TEST_CASE("batch --timings: the times of every answer, and the same text") {
+    if (absent()) return;
+    const std::string rows =
+        "{\"prompt\": \"one two\", \"max_tokens\": 5, \"temperature\": 0, \"ignore_eos\": true}\n"
+        "{\"prompt\": \"three\", \"max_tokens\": 1, \"temperature\": 0}\n"
+        "{\"custom_id\": \"c\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": "
+        "{\"prompt\": \"four\", \"max_tokens\": 4, \"temperature\": 0}}\n"
+        "{\"prompt\": 7}\n";
+    const Result plain = batch({}, rows), timed = batch({"--timings", "--parallel", "1"}, rows);
+    CHECK(plain.code == 5);  // the last row
+    CHECK(timed.code == 5);
+    std::vector<json> without = rows_of(plain.out), with = rows_of(timed.out);
+    REQUIRE(with.size() == 4);
+    REQUIRE(without.size() == 4);
+    for (size_t i = 0; i < 3; ++i) {
+        json &answer = with[i].contains("response") ? with[i]["response"]["body"] : with[i];
+        const json times = answer["timings"];
+        REQUIRE(times.is_object());
+        const double queued = times["queued_ms"], prefill = times["prefill_ms"];
+        CHECK(queued >= 0);
+        CHECK(times["ttft_ms"].get<double>() >= queued + prefill - 1e-6);
+        CHECK(times["prefill_tokens"] >= 1);
+        const double tokens = i == 2 ? answer["usage"]["completion_tokens"] : answer["completion_tokens"];
+        if (i == 1) {
+            CHECK(times["tpot_ms"].is_null());
+            CHECK(times["decode_ms"] == 0);
+        } else if (!times["tpot_ms"].is_null() && i == 0) {
+            CHECK(times["tpot_ms"].get<double>() * (tokens - 1) ==
+                  doctest::Approx(times["decode_ms"].get<double>()));
+        }
+        answer.erase("timings");
+    }
+    CHECK(with == without);
+}
