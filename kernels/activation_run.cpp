@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "kernels/reference/operations.h"
 #include "kernels/steps.h"
+#include "kernels/whole_text.h"
 
 namespace runnel::kernels {
 
@@ -21,16 +21,6 @@ std::span<const float> floats_of(const Program &program, WeightId id) {
     if (id == kNoWeight) return {};
     const Weight &w = program.weights[static_cast<size_t>(id)];
     return {reinterpret_cast<const float *>(w.data), static_cast<size_t>(w.rows * w.cols * w.count)};
-}
-
-CacheConfig cache_for(const Program &program, int32_t context) {
-    CacheConfig cache;
-    int32_t groups = 0;
-    for (const CacheLayer &layer : program.cache_layers) groups = std::max(groups, layer.group + 1);
-    cache.blocks.assign(static_cast<size_t>(groups), (context + kBlockTokens - 1) / kBlockTokens);
-    cache.context = context;
-    cache.states = program.state_layers.empty() ? 0 : 1;
-    return cache;
 }
 
 }  // namespace
@@ -133,7 +123,7 @@ ActivationRun::ActivationRun(const Program &program, const Device &device, int32
     for (size_t p = 0; p < begins_.size(); ++p)
         program_.parts.push_back({p + 1 < begins_.size() ? begins_[p + 1] : program_.steps.size(), {}, {}});
     backend_ = device.backend();
-    backend_->load(program_, cache_for(program_, context), context);
+    backend_->load(program_, cache_of_one(program_, context), context);
     if (std::ranges::any_of(program_.steps, selects_experts))
         hidden_ = std::make_unique<HiddenOfExperts>(program_, device, context);
 }
@@ -147,17 +137,8 @@ std::span<const float> ActivationRun::row(Slot slot, size_t token) {
 }
 
 bool ActivationRun::run(std::span<const int32_t> tokens, const std::atomic<bool> *cancel) {
-    const auto count = static_cast<int32_t>(tokens.size());
     tokens_ = tokens.size();
-    std::vector<int32_t> positions(tokens.size());
-    std::iota(positions.begin(), positions.end(), 0);
-    const CacheConfig cache = cache_for(program_, context_);
-    std::vector<BlockId> table(static_cast<size_t>((context_ + kBlockTokens - 1) / kBlockTokens));
-    std::iota(table.begin(), table.end(), 0);
-    SequenceSpan sequence{0, count, 0, {}};
-    sequence.tables.assign(cache.blocks.size(), table);
-    if (cache.states > 0) sequence.state_writes = {{count, 0}};
-    Batch batch{tokens, positions, {&sequence, 1}, {}, cancel};
+    WholeText text(program_, tokens, context_, cancel);
     for (size_t p = 0; p < begins_.size(); ++p) {
         const Step &step = program_.steps[begins_[p]];
         if (const auto *linear = std::get_if<Linear>(&step)) observe(*linear);
@@ -169,8 +150,8 @@ bool ActivationRun::run(std::span<const int32_t> tokens, const std::atomic<bool>
                 sink_(program_.weights[static_cast<size_t>(logits->weight)].name, 0, 1, row(logits->in, t));
             break;
         }
-        batch.part = static_cast<int32_t>(p);
-        if (!backend_->execute(batch, {})) return false;
+        text.batch.part = static_cast<int32_t>(p);
+        if (!backend_->execute(text.batch, {})) return false;
     }
     return true;
 }

@@ -100,8 +100,11 @@ struct RunOptions {
     bool raw = false, echo = false, json = false;
     std::optional<bool> show_thinking;  // default: no
     Overflow overflow = Overflow::Error;
-    std::optional<std::string> prompt_cache;  // file of a prefilled prompt
-    std::optional<std::string> trace;         // file of a timeline
+    std::optional<std::string> prompt_cache;   // file of a prefilled prompt
+    std::optional<std::string> trace;          // file of a timeline
+    std::optional<std::string> spec_trace;     // file of the passes with drafts; "-": stderr
+    std::optional<std::string> attention_map;  // file of the map; "-": stderr
+    std::optional<int32_t> layer, head;        // of the map
     PromptStoreFlags store{.is_on = false};
     int32_t samples = 1, beams = 1;  // not both above 1
 };

@@ -78,6 +78,7 @@ struct Done {
     Usage usage = {};
     Timings timings = {};
     std::optional<decode::SpeculationCounts> speculation = {};  // nullopt without drafts
+    std::vector<decode::DraftPass> draft_passes = {};           // under Request::log_drafts
     // Whether the text satisfies its constraint; nullopt without one and for tool choice auto.
     std::optional<bool> complete = {};
     std::vector<text::ToolCall> calls = {};  // tool calls; their text is in no Piece

@@ -88,6 +88,7 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     answer.top_logprobs = request.top_logprobs;
     const bool scores_prompt = request.prompt_logprobs >= 0;
     answer.drafts = request.drafts && make_speculator_;
+    answer.log_drafts = request.log_drafts;
     answer.keep = request.keep;
     answer.mark = prompt.mark;
     answer.submitted = now;
@@ -260,6 +261,7 @@ void CompletionQueue::append_next(const decode::StopRequest *stop) {
     std::vector<decode::Continuation> continuations;
     for (RunningAnswer *answer : std::exchange(going_on_, {})) {
         if (answer->drafts && !answer->speculator) answer->speculator = speculator_of(*answer);
+        if (answer->log_drafts && answer->speculator) answer->speculator->log_passes();
         if (!answer->logprobs) decode::prepare_next(answer->sequence, answer->sampler);
         continuations.push_back({&answer->sequence, answer->text.tokens().back(), answer->text.remaining(),
                                  answer->speculator.get(), &answer->sampler});

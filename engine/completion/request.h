@@ -63,6 +63,7 @@ struct Request {
     int32_t top_logprobs = 0;      // with the most probable tokens at each position
     int32_t prompt_logprobs = -1;  // >= 0: compute Done::prompt_logprobs, with this many alternatives each
     bool drafts = true;            // allow drafts
+    bool log_drafts = false;       // report every pass after the first token: Done::draft_passes
     // Reuses the cache of this sequence for the common prefix with the prompt. The handle stays valid.
     SequenceHandle continue_from = kNoSequence;
     bool keep = false;  // keep the answer's sequence; Done::kept is its handle

@@ -14,6 +14,7 @@ RunningAnswer RunningAnswer::sample(int32_t number) const {
     more.logprobs = logprobs;
     more.top_logprobs = top_logprobs;
     more.drafts = drafts;
+    more.log_drafts = log_drafts;
     more.keep = keep;
     more.close = close;
     more.mark = mark;
@@ -129,6 +130,7 @@ void RunningAnswer::end(FinishReason reason, std::vector<Event> &events) {
 
 void RunningAnswer::conclude() {
     if (speculator) done.speculation = speculator->counts().since(counted);
+    if (speculator && log_drafts) done.draft_passes = speculator->take_log();
     done.reason = text.reason();
     done.tokens = text.tokens();
     done.usage.completion_tokens = done.tokens.size();

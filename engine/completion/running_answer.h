@@ -75,7 +75,7 @@ struct RunningAnswer {
     int32_t top_logprobs = 0;
     std::optional<PromptScorer> scorer = {};  // if the prompt is scored
     PromptMark mark = {};                     // of the prompt
-    bool drafts = false, keep = false, close = false, closed = false;
+    bool drafts = false, log_drafts = false, keep = false, close = false, closed = false;
     std::unique_ptr<decode::Speculator> speculator = {};  // from the first token on
     decode::SpeculationCounts counted = {};               // by the speculator, for earlier answers
     Done done = {};

@@ -9,10 +9,12 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/prompt_format.h"
+#include "engine/commands/run/attention_picture.h"
 #include "engine/commands/run/prompt_cache.h"
 #include "engine/commands/run/run_output.h"
 #include "engine/commands/run/run_request.h"
 #include "engine/commands/run/run_trace.h"
+#include "engine/commands/run/spec_trace.h"
 #include "engine/commands/run/verify_drafts.h"
 #include "engine/commands/stored_prompts.h"
 #include "engine/completion/queue.h"
@@ -57,7 +59,7 @@ class Run {
         base::TraceSpan submitting("submit");
         id_ = queue_.submit(request);
         submitting.end();
-        request.drafts = request.keep = false;
+        request.drafts = request.log_drafts = request.keep = false;
         if (options_.verify_drafts) queue_.submit(request);
         while (queue_.unfinished() > 0) {
             base::TraceSpan span("step");
@@ -128,7 +130,10 @@ int run(const RunOptions &options, Io &io) {
     note_inputs({options.draft.model, options.file, options.system_file, options.chat.file,
                  options.chat.tools, options.generation.constraint.grammar,
                  options.generation.constraint.schema});
-    check_stats_file(options.stats, io, {options.prompt_cache, options.trace});
+    check_spec_trace(options, io);
+    check_attention_map(options, io);
+    check_stats_file(options.stats, io,
+                     {options.prompt_cache, options.trace, options.spec_trace, options.attention_map});
     if (options.prompt_cache) gguf::refuse_if_read(*options.prompt_cache);
     std::optional<base::Trace> trace;
     if (options.trace) {
@@ -139,6 +144,8 @@ int run(const RunOptions &options, Io &io) {
     Engine engine(engine_flags);
     loading.end();
     for (const std::string &note : engine.notes()) io.note(note);
+    std::optional<int32_t> layer;  // of the attention map
+    if (options.attention_map) layer = attention_layer(options, engine.model().program);
     if (options.verify_drafts) expect_room_for_two(engine.executor());
     const auto drafts = drafting(options.draft, options.model, engine, options.samples, io, stop);
     base::TraceSpan reading("read prompt");
@@ -160,6 +167,7 @@ int run(const RunOptions &options, Io &io) {
         request.continue_from = queue.keep(std::move(*sequence));
     Run run(options, engine, queue, cache, output, io);
     run.answer(request, stop);
+    if (layer) draw_attention(options, *layer, engine, format, request, stop, output, io);
     Report report = output.finish(engine, request.sampling.seed);
     stored.save(prompt);  // the answer is written, whatever becomes of this
     report.stored = stored.report();
@@ -169,6 +177,9 @@ int run(const RunOptions &options, Io &io) {
         io.note("--prompt-cache auto: there is no folder for prompts, or RUNNEL_NO_HISTORY=1 forbids it");
     write_stats(options.stats, report, io);
     if (trace) write_trace(*options.trace, *trace, engine, io);
+    if (options.spec_trace)
+        write_spec_trace(*options.spec_trace, measure::draft_timeline(output.first()), engine.tokenizer(),
+                         io);
     if (options.verify_drafts) {
         const DraftComparison found =
             compare_answers(output.first(), run.plain(), stop.requested(), engine.tokenizer());

@@ -9,6 +9,15 @@
 
 namespace runnel::commands {
 
+namespace {
+
+// The file of an option whose "-" is stderr.
+std::string svg_of(const std::optional<std::string> &path) {
+    return path.value_or("-") == "-" ? "" : *path;
+}
+
+}  // namespace
+
 Command run_command() {
     Command command{.name = "run",
                     .usage = "MODEL [PROMPT]",
@@ -61,6 +70,21 @@ Command run_command() {
               "write a timeline of the run to this file, for chrome://tracing or ui.perfetto.dev")
         .takes("FILE.json")
         .rare();
+    table
+        .text("--spec-trace", o->spec_trace,
+              "draw which tokens came from which pass with drafts, and its time; -: as text on stderr")
+        .takes("FILE.svg|-")
+        .rare();
+    table
+        .text("--attention-map", o->attention_map,
+              "draw which tokens of prompt and answer attend to which; -: as text on stderr")
+        .takes("FILE.svg|-")
+        .rare();
+    table
+        .number("--layer", o->layer, whole_numbers(0, 1 << 16),
+                "of --attention-map, from 0 on (default: the one in the middle)")
+        .rare();
+    table.number("--head", o->head, whole_numbers(0, 1 << 16), "of --attention-map (default: all)").rare();
     table.flag("--echo,--display-prompt", o->echo, "print the prompt first");
     add_stats_options(table, o->stats);
     command.writes_files = true;
@@ -79,7 +103,7 @@ Command run_command() {
                   options.generation.constraint.grammar.value_or(""),
                   options.generation.constraint.schema.value_or("")},
                  {options.stats.file, options.prompt_cache.value_or(""), options.trace.value_or(""),
-                  prompts_output(options.store)}},
+                  svg_of(options.spec_trace), svg_of(options.attention_map), prompts_output(options.store)}},
                 gpu_wish(options.model, options.draft));
         return run(options, io);
     };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/commands/run/spec_trace.h"
 #include "engine/completion/logprobs.h"
 #include "engine/text/utf8.h"
 
@@ -116,6 +117,8 @@ Json RunOutput::json(const Report &report, const text::Tokenizer &tokenizer) con
         json["best"] = best;
         json[options_.beams > 1 ? "beams" : "samples"] = std::move(list);
     }
+    if (options_.spec_trace) json["spec_trace"] = spec_trace_json(measure::draft_timeline(one.done));
+    for (const auto &[key, value] : more_.items()) json[key] = value;
     if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
     return json;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/commands/generation.h"
@@ -25,6 +26,8 @@ class RunOutput {
 
     void add(const completion::Piece &piece);
     void add(const completion::Done &done);
+    // Adds a key to the JSON.
+    void attach(const std::string &key, Json value) { more_[key] = std::move(value); }
     // After the last answer: writes the rest. The result is for the statistics.
     Report finish(decode::Engine &engine, uint64_t seed);
 
@@ -49,6 +52,7 @@ class RunOutput {
     Io &io_;
     const bool many_, streams_;
     std::vector<Answer> answers_;
+    Json more_ = Json::object();
 };
 
 }  // namespace runnel::commands

@@ -60,6 +60,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
                                 .logprobs = options.samples > 1 || options.generation.logprobs >= 0,
                                 .top_logprobs = options.generation.logprobs,
                                 .prompt_logprobs = options.generation.prompt_logprobs};
+    request.log_drafts = options.spec_trace.has_value();
     request.thinking_budget = options.chat.thinking_budget;
     // With -n 0 the prompt alone is computed.
     request.keep = (options.prompt_cache.has_value() || request.limits.max_tokens == 0) && options.beams == 1;

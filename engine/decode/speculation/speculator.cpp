@@ -401,6 +401,15 @@ void Speculator::record(const VerifyResult &result, size_t accepted) {
     counts_.accepted += static_cast<int64_t>(accepted);
     counts_.branches += static_cast<int64_t>(draft_.branches.size());
     counts_.branches_accepted += result.branch ? 1 : 0;
+    if (logs_) {
+        DraftPass pass{draft_.tokens,  result.tokens, accepted, std::nullopt, 0,
+                       draft_seconds_, pass_seconds_};
+        pass.guessed = static_cast<int64_t>(draft_.tokens.size());
+        for (const Branch &branch : draft_.branches)
+            pass.guessed += static_cast<int64_t>(branch.tokens.size());
+        if (result.branch) pass.branch_after = of_draft;
+        log_.push_back(std::move(pass));
+    }
     if (costs_) {
         const PassCosts &costs = costs_->costs();
         const double step = costs_->plain_step(1 + beside_);

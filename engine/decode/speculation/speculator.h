@@ -26,6 +26,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/decode/sampler.h"
@@ -97,6 +98,16 @@ struct VerifyResult {
     std::optional<size_t> branch;  // the branch that holds the tokens; nullopt: the drafts do
 };
 
+// One verified pass, for display.
+struct DraftPass {
+    std::vector<TokenId> drafts;         // guessed, without branches; empty: a plain pass of one token
+    std::vector<TokenId> tokens;         // what the pass gave, at least one token
+    size_t accepted = 0;                 // leading tokens that were guessed, in a branch too
+    std::optional<size_t> branch_after;  // accepted tokens of `drafts` before the branch that holds the rest
+    int64_t guessed = 0;                 // all guesses, with those of branches
+    double draft_seconds = 0, pass_seconds = 0;
+};
+
 class Speculator {
   public:
     // Without `costs`, every draft is as long as allowed.
@@ -134,6 +145,10 @@ class Speculator {
     // Drops the drafts, if there was no pass.
     void forget();
 
+    // From now on, remembers every pass; take_log() returns those since the last call.
+    void log_passes() { logs_ = true; }
+    std::vector<DraftPass> take_log() { return std::exchange(log_, {}); }
+
     SharedCosts *costs() const { return costs_.get(); }
     const SpeculationCounts &counts() const { return counts_; }
 
@@ -166,6 +181,8 @@ class Speculator {
     int32_t beside_ = 0;
     double draft_seconds_ = 0, pass_seconds_ = 0;  // of the current pass
     SpeculationCounts counts_;
+    bool logs_ = false;
+    std::vector<DraftPass> log_;
 };
 
 // One for each sequence.
