@@ -98,7 +98,7 @@ Command bench_command() {
         .numbers("-d,--depth,--n-depth", o->depths, whole_numbers(0, 1 << 24),
                  "tokens in the KV cache before each test; a list: 0,4096")
         .by_default("0");
-    table.numbers("--sequences,-npl,-np,--parallel", o->sequences, whole_numbers(1, 4096),
+    table.numbers("--sequences,-npl,--parallel", o->sequences, whole_numbers(1, 4096),
                   "also decode N sequences at a time, compared with one; a list: 16,32");
     auto exhibit = std::make_shared<ExhibitOptions>();
     table.flag("--roofline", exhibit->roofline,

@@ -296,7 +296,7 @@ TEST_CASE("bench --batching: percentiles and rates are those of the recorded tim
     CHECK(slow[0] == 0);
     for (size_t i = 1; i < slow.size(); ++i) CHECK(slow[i] == doctest::Approx(2 * fast[i]));
 
-    const Result table = bench({"--batching", "-np", "1,2", "-pg", "5,4", "--requests", "4"});
+    const Result table = bench({"--batching", "--parallel", "1,2", "-pg", "5,4", "--requests", "4"});
     REQUIRE(table.code == 0);
     for (const char *part : {"TTFT", "TPOT", "wait", "tok/s", "2 at a time"})
         CHECK(table.out.find(part) != std::string::npos);
