@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 #include "engine/decode/error.h"
 
@@ -28,12 +29,19 @@ Mean mean(double sum, double sum_of_squares, int64_t count) {
 
 PerplexityRun::PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
                              std::optional<TokenId> bos, LogitsWriter *save, LogitsReader *base)
+    : PerplexityRun(
+          executor, tokens, context, bos,
+          save ? SaveRow([save](std::span<const float> logits) { save->write(logits); }) : SaveRow(),
+          base ? BaseRow([base] { return base->read(); }) : BaseRow()) {}
+
+PerplexityRun::PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
+                             std::optional<TokenId> bos, SaveRow save, BaseRow base)
     : executor_(&executor),
       tokens_(tokens),
       context_(context),
       bos_(bos),
-      save_(save),
-      base_(base),
+      save_(std::move(save)),
+      base_(std::move(base)),
       cache_(executor.new_sequence()) {
     assert(context >= 4 && context <= executor.context() &&
            tokens.size() % static_cast<size_t>(context) == 0);
@@ -78,10 +86,10 @@ void PerplexityRun::score(std::span<const float> logits, TokenId next) {
     sum_ += surprise;
     sum_of_squares_ += surprise * surprise;
     ++count_;
-    if (save_) save_->write(logits);
+    if (save_) save_(logits);
     if (!base_) return;
 
-    const std::span<const float> base = base_->read();
+    const std::span<const float> base = base_();
     double divergence = 0;
     for (size_t id = 0; id < base.size(); ++id)
         if (base[id] > -16.0f)

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -31,6 +32,10 @@ struct Perplexity {
     std::optional<Divergence> divergence;
 };
 
+// Takes the logits of the next scored position; gives the base's log-probabilities of it.
+using SaveRow = std::function<void(std::span<const float>)>;
+using BaseRow = std::function<std::span<const float>()>;
+
 class PerplexityRun {
   public:
     // `tokens`: a multiple of `context`. `bos`: the first token of every chunk, if any. `save` and `base`
@@ -38,6 +43,8 @@ class PerplexityRun {
     // context <= executor.context().
     PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
                   std::optional<TokenId> bos, LogitsWriter *save, LogitsReader *base);
+    PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
+                  std::optional<TokenId> bos, SaveRow save, BaseRow base);
 
     int64_t chunks() const { return static_cast<int64_t>(tokens_.size()) / context_; }
     int64_t done() const { return done_; }
@@ -55,8 +62,8 @@ class PerplexityRun {
     std::span<const TokenId> tokens_;
     int32_t context_;
     std::optional<TokenId> bos_;
-    LogitsWriter *save_;
-    LogitsReader *base_;
+    SaveRow save_;
+    BaseRow base_;
     SequenceCache cache_;
     std::vector<float> logits_;
     int64_t done_ = 0, count_ = 0, same_top_ = 0;

@@ -23,7 +23,7 @@ using Axes = std::vector<Axis>;
 
 constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv"};
 constexpr size_t kMostVariants = 1024;
-constexpr std::string_view kModes = "--roofline, --naive, --profile, --batching";
+constexpr std::string_view kModes = "--roofline, --naive, --profile, --batching, --compare";
 
 std::shared_ptr<Axes> add_axes(OptionTable &table) {
     auto axes = std::make_shared<Axes>(std::size(kLists));
@@ -120,8 +120,16 @@ Command bench_command() {
         .number("--arrival-seed", exhibit->seed, whole_numbers(0, 1 << 30),
                 "with --rate: seed of the arrivals and of the prompts")
         .rare();
+    table
+        .list("--compare", exhibit->compare,
+              "compare MODEL with this one in speed, taking turns, and with -f in quality; repeatable")
+        .takes("FILE");
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
-    table.text("-f,--file", o->file, "with --text: also the text of a file").takes("FILE").rare();
+    table
+        .text("-f,--file", o->file,
+              "with --text: also the text of a file; with --compare: perplexity and KL divergence on it")
+        .takes("FILE")
+        .rare();
     add_model_options(table, o->model);
     const auto axes = add_axes(table);
     add_draft_options(table, o->draft);
@@ -141,14 +149,14 @@ Command bench_command() {
     });
     table
         .text("--plot", exhibit->plot,
-              "with --roofline, --naive, --profile or --batching: write the plot to this SVG file")
+              "with --roofline, --naive, --profile, --batching or --compare: write the plot to this SVG file")
         .takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
     command.call = [o, axes, exhibit, confine](const Words &words, Io &io) {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
-        if (o->file && !o->text) throw UsageError("-f needs --text");
+        if (o->file && !o->text && exhibit->compare.empty()) throw UsageError("-f needs --text or --compare");
         if (exhibit->chosen() + o->text > 1)
             throw UsageError(std::string(kModes) + " and --text exclude each other: choose one");
         if (exhibit->chosen() > 0 && drafting_options(o->draft, o->model))
@@ -157,11 +165,13 @@ Command bench_command() {
             throw UsageError("--plot needs one of " + std::string(kModes));
         if ((!exhibit->rates.empty() || exhibit->requests > 0) && !exhibit->batching)
             throw UsageError("--rate and --requests need --batching");
-        confine({{o->model.path, o->draft.model, o->file.value_or("")}, {exhibit->plot}},
-                gpu_wish(o->model, o->draft));
+        std::vector<std::string> inputs = {o->model.path, o->draft.model, o->file.value_or("")};
+        inputs.insert(inputs.end(), exhibit->compare.begin(), exhibit->compare.end());
+        confine({inputs, {exhibit->plot}}, gpu_wish(o->model, o->draft));
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
         if (exhibit->profile) return bench_profile(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
+        if (!exhibit->compare.empty()) return bench_compare(*o, *exhibit, io);
         if (exhibit->batching) return bench_batching(*o, *exhibit, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);
     };

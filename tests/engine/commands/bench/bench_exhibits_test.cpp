@@ -308,3 +308,49 @@ TEST_CASE("bench --batching: percentiles and rates are those of the recorded tim
     CHECK(bench({"--rate", "5"}).code == 2);
     CHECK(bench({"--batching", "--rate", "0"}).code == 2);
 }
+
+TEST_CASE("bench --compare: gains of the turns, and the quality that perplexity finds") {
+    if (absent()) return;
+    ModelShape shape;
+    shape.type = "Q8_0";
+    const TemporaryModel other(shape);
+    const TemporaryDirectory directory;
+    const std::string text = held_out_text().string(), logits = (directory / "base").string(),
+                      svg = (directory / "compare.svg").string();
+    const json all = parsed(bench(
+        {"--compare", other.path.string(), "-pg", "9,4", "-r", "3", "-f", text, "--json", "--plot", svg}));
+    const json &models = all["models"];
+    REQUIRE(models.size() == 2);
+    CHECK(models[0]["model"] == tiny().path.string());
+    CHECK(models[1]["model"] == other.path.string());
+    CHECK(models[0]["weight_bytes"] > models[1]["weight_bytes"]);
+    for (const json &one : models)
+        for (const char *phase : {"prefill", "decode"}) {
+            const std::string rates = std::string(phase) + "_tps", gain = std::string(phase) + "_gain";
+            REQUIRE(one[rates].size() == 3);
+            std::vector<double> ratios;
+            for (size_t i = 0; i < 3; ++i)
+                ratios.push_back(one[rates][i].get<double>() / models[0][rates][i].get<double>());
+            std::sort(ratios.begin(), ratios.end());
+            CHECK(one[gain].get<double>() == doctest::Approx(ratios[1]));
+        }
+    CHECK(!models[0].contains("mean_kl"));
+    // The other way to the same numbers: through a file of rounded logits.
+    const auto perplexity = [&](const std::string &model, std::vector<std::string> more) {
+        more.insert(more.begin(), {"perplexity", model, "-c", "256", "--device", "cpu", "--json"});
+        return parsed(runnel_with(more));
+    };
+    const json first = perplexity(tiny().path.string(), {"-f", text, "--save-logits", logits}),
+               second = perplexity(other.path.string(), {"--kl-base", logits});
+    CHECK(models[0]["perplexity"].get<double>() == doctest::Approx(first["perplexity"].get<double>()));
+    CHECK(models[0]["tokens"] == first["tokens"]);
+    CHECK(models[1]["perplexity"].get<double>() == doctest::Approx(second["perplexity"].get<double>()));
+    CHECK(models[1]["mean_kl"].get<double>() ==
+          doctest::Approx(second["mean_kl"].get<double>()).epsilon(0.05));
+    CHECK(models[1]["top1_agreement"].get<double>() ==
+          doctest::Approx(second["top1_agreement"].get<double>()).epsilon(0.02));
+    CHECK(content(svg).find("tokens per second of decode") != std::string::npos);
+    check_width(bench({"--compare", other.path.string(), "-pg", "9,4", "-r", "1"}).out);
+    CHECK(bench({"--compare", "absent.gguf"}).code != 0);
+    CHECK(bench({"--compare", other.path.string(), "--naive"}).code == 2);
+}
