@@ -23,7 +23,7 @@ struct CompareOptions {
 };
 
 struct ComparedModel {
-    double weight_bytes = 0;  // that a token reads
+    double weight_bytes = 0;              // that a token reads
     std::vector<double> prefill, decode;  // tokens per second, one per turn
     // With a text. `divergence` is from the first model, if both have the same vocabulary and tokens.
     std::optional<Perplexity> quality = {};
