@@ -111,6 +111,10 @@ struct SequenceSpan {
     std::vector<StateWrite> state_writes = {};
 };
 
+// Tokens that may be selected: token t is bit t % 64 of word t / 64, in ceil(vocab / 64) words; bits beyond the
+// vocabulary are 0. Empty: all tokens.
+using TokenMask = std::span<const uint64_t>;
+
 struct Batch {
     std::span<const int32_t> tokens;
     std::span<const int32_t> positions;         // RoPE position of each token
@@ -119,6 +123,8 @@ struct Batch {
     const std::atomic<bool> *cancel = nullptr;  // checked between steps
     // Index into Program::parts. The parts of a batch run in order, with no other batch in between.
     int32_t part = 0;
+    // [logit_rows], or empty if no row has a mask. Only execute() with candidates reads them.
+    std::span<const TokenMask> masks = {};
 };
 
 // One of the largest logits of a row.
@@ -165,8 +171,9 @@ class Backend {
     // execute(), but only the top `count` logits of every row come back. candidates: [logit_rows][count], in
     // descending order, the lower token first among equals. If any logit of the row is not finite, the first
     // candidate's is not finite and the others are undefined. sums: [logit_rows], the sum of exp(logit -
-    // largest) over the whole row, in float32; not written when count is 1. Precondition: 1 <= count <=
-    // most_candidates(), count <= vocab.
+    // largest) over the whole row, in float32; not written when count is 1. Tokens outside the row's mask come
+    // last, with the logit -infinity, and are not part of the sum, but a logit that is not finite is reported all
+    // the same. Precondition: 1 <= count <= most_candidates(), count <= vocab.
     virtual bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                          std::span<float> sums);
     // Reads the full logits of one row of the last executed batch. `row`: index in its logit_rows.

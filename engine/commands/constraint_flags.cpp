@@ -52,15 +52,22 @@ void add_constraint_options(OptionTable &table, ConstraintFlags &f) {
     table.flag("--any-order", f.any_order, "a schema's properties may come in any order").rare();
 }
 
-std::optional<grammar::Source> constraint_of(const ConstraintFlags &f, Io &io) {
+grammar::SchemaOptions json_style(const ConstraintFlags &f) {
+    return {.whitespace = f.whitespace, .any_order = f.any_order};
+}
+
+bool check_constraint(const ConstraintFlags &f) {
     const int given = int{f.grammar.has_value()} + int{f.schema.has_value()} + int{f.regex.has_value()} +
                       int{!f.choices.empty()} + int{f.json};
-    if (given == 0) return std::nullopt;
     if (given > 1)
         throw UsageError("give one of --grammar, --json-schema, --regex, --choice and --format json");
+    return given == 1;
+}
+
+std::optional<grammar::Source> constraint_of(const ConstraintFlags &f, Io &io) {
+    if (!check_constraint(f)) return std::nullopt;
     grammar::Source source;
-    source.options.whitespace = f.whitespace;
-    source.options.any_order = f.any_order;
+    source.options = json_style(f);
     if (f.grammar) {
         source.kind = Kind::Gbnf;
         source.text = text_or_file(*f.grammar, looks_like_grammar(*f.grammar), io);

@@ -23,6 +23,10 @@ struct ConstraintFlags {
 // Adds --grammar, --json-schema, --regex, --choice, --format and the options for reading schemas.
 void add_constraint_options(OptionTable &table, ConstraintFlags &flags);
 
+// Whether a constraint is given. Throws UsageError for two of them.
+bool check_constraint(const ConstraintFlags &flags);
+// --whitespace and --any-order.
+grammar::SchemaOptions json_style(const ConstraintFlags &flags);
 // nullopt if no constraint is given. Throws UsageError for two of them and for files that cannot be read.
 std::optional<grammar::Source> constraint_of(const ConstraintFlags &flags, Io &io);
 

@@ -1,5 +1,6 @@
 #include "engine/completion/constraints.h"
 
+#include <string>
 #include <utility>
 
 namespace runnel::completion {
@@ -81,8 +82,8 @@ grammar::Expr Constraints::mark(std::string_view text) const {
 
 std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat &format,
                                                           const text::ToolUse &tools,
-                                                          const ReasoningStyle &reasoning,
-                                                          bool begins_inside) {
+                                                          const ReasoningStyle &reasoning, bool begins_inside,
+                                                          const grammar::SchemaOptions &style) {
     const bool required = tools.choice == text::ToolUse::Choice::Required;
     // In gpt-oss a call has its own channel, so the constraint starts at that channel's mark.
     const bool harmony = reasoning.kind == ReasoningStyle::Kind::Harmony;
@@ -97,13 +98,14 @@ std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat
     else
         free = free_text(reasoning, begins_inside);
     const std::string key = std::string(format.name) + ' ' + tools.only + ' ' + (tools.parallel ? '+' : '1') +
-                            (begun ? '>' : ' ') +
+                            (begun ? '>' : ' ') + std::to_string(static_cast<int>(style.whitespace)) +
+                            (style.any_order ? 'a' : 'd') +
                             tools.definitions.dump(-1, ' ', false, text::Json::error_handler_t::replace);
     const bool behind = free && !begun;
     const auto compile = [&] {
         grammar::Grammar calls =
             grammar::tool_grammar(format, tools, [this](std::string_view text) { return mark(text); },
-                                  {.begun = begin, .schema = {}});
+                                  {.begun = begin, .schema = style});
         if (behind) {
             const grammar::Expr root = grammar::rule(calls.root);
             calls.root =

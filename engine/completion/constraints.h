@@ -31,10 +31,11 @@ class Constraints {
 
     // The constraint for the tool calls of one answer. Required: after the reasoning, the answer is one
     // or more calls and nothing else. Auto: the answer is free text up to the first mark of a call;
-    // calls end it. nullopt for Auto with a format whose calls have no mark. Throws
+    // calls end it. `style`: of the JSON in arguments. nullopt for Auto with a format whose calls have no mark. Throws
     // grammar::GrammarError.
     std::optional<decode::Constraint> make_calls(const text::ToolFormat &format, const text::ToolUse &tools,
-                                                 const text::ReasoningStyle &reasoning, bool begins_inside);
+                                                 const text::ReasoningStyle &reasoning, bool begins_inside,
+                                                 const grammar::SchemaOptions &style = {});
 
     // Converts text and tokens for GrammarDraft. This object must outlive the result.
     decode::Words words() const;

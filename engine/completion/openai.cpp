@@ -389,10 +389,8 @@ void Body::apply(Request &request) const {
     }
     request.prompt_logprobs = prompt_logprobs.value_or(request.prompt_logprobs);
     if (!constraint) return;
-    const grammar::SchemaOptions how =
-        request.constraint ? request.constraint->options : grammar::SchemaOptions();
     request.constraint = constraint;
-    request.constraint->options = how;
+    request.constraint->options = request.json_style;
 }
 
 Json response_body(Endpoint endpoint, const std::string &number, const std::string &model,

@@ -95,8 +95,8 @@ std::optional<decode::Constraint> Preparer::grammar_constraint(const Request &re
     const Prompt &prompt = prepared.prompt;
     const text::ReasoningStyle reasoning = prompt.is_turn ? format_->reasoning() : text::ReasoningStyle();
     if (request.constraint) return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
-    return constraints_->make_calls(*format_->tool_format(), *prepared.tools, reasoning,
-                                    prompt.begins_inside);
+    return constraints_->make_calls(*format_->tool_format(), *prepared.tools, reasoning, prompt.begins_inside,
+                                    request.json_style);
 }
 
 void Preparer::limit_thinking(const Request &request, const Prepared &prepared, int64_t dropped,

@@ -118,9 +118,9 @@ void CompletionQueue::start(RequestId id, const Request &request) {
         answer.scorer->append_part(answer.sequence);
     } else {
         answer.sequence.append(std::span(prompt.tokens).subspan(known));
-        if (!answer.logprobs) decode::prepare_next(answer.sequence, answer.sampler);
     }
-    insert(std::move(answer));
+    const Answers::iterator inserted = insert(std::move(answer));
+    if (!scores_prompt && !inserted->logprobs) decode::prepare_next(inserted->sequence, inserted->sampler);
 }
 
 // Continues with a fork of the sequence that the request names. Returns how many tokens of the prompt it holds.

@@ -51,6 +51,8 @@ struct Request {
     Limits limits = {};
     // The grammar of the answer after its reasoning. limits.ignore_end has no effect then.
     std::optional<grammar::Source> constraint = {};
+    // How JSON is written in the arguments of forced tool calls, and under a constraint that a batch row brings.
+    grammar::SchemaOptions json_style = {};
     bool close = false;            // at a limit, append the shortest valid ending
     int64_t thinking_budget = -1;  // most tokens of reasoning; < 0: no limit
     OverflowPolicy overflow = OverflowPolicy::Error;

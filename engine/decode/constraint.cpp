@@ -114,7 +114,7 @@ const grammar::Bits &Constraint::free_mask(State state) {
     return mask_;
 }
 
-const grammar::Bits &Constraint::grammar_mask(State state) {
+const grammar::Bits &Constraint::mask_of(State state) {
     if (!masks_) {
         if (anything_.empty()) anything_.assign((static_cast<size_t>(bans_->rows()) + 63) / 64, ~uint64_t{0});
         return anything_;
@@ -130,13 +130,17 @@ const grammar::Bits &Constraint::grammar_mask(State state) {
 const grammar::Bits &Constraint::mask(std::span<const TokenId> history) {
     const State state = state_of(history);
     return guarded([&]() -> const grammar::Bits & {
-        const grammar::Bits &mask = grammar_mask(state);
+        const grammar::Bits &mask = mask_of(state);
         if (!bans_) return mask;
         if (&mask != &mask_) mask_ = mask;
         const grammar::Bits &forbidden = bans_->forbidden(state.ban);
         for (size_t i = 0; i < std::min(mask_.size(), forbidden.size()); ++i) mask_[i] &= ~forbidden[i];
         return mask_;
     });
+}
+
+const grammar::Bits *Constraint::grammar_mask(std::span<const TokenId> history) {
+    return masks_ && state_of(history).matched < 0 ? &mask(history) : nullptr;
 }
 
 bool Constraint::allows(std::span<const TokenId> history, TokenId token) {

@@ -51,6 +51,8 @@ class Constraint {
     // `history`: the prompt and the answer so far, whose tokens were all allowed. All of these throw
     // DecodeError{Failed} when the grammar exceeds its limits or allows no token.
     const grammar::Bits &mask(std::span<const TokenId> history);
+    // mask(), or null where it would forbid little: in free text, or without a grammar.
+    const grammar::Bits *grammar_mask(std::span<const TokenId> history);
     bool allows(std::span<const TokenId> history, TokenId token);
     // How many of the guesses, taken in order, are allowed.
     size_t allowed(std::span<const TokenId> history, std::span<const TokenId> guesses);
@@ -78,7 +80,7 @@ class Constraint {
     State state_of(std::span<const TokenId> history);
     State advance(State state, TokenId token);
     State advance_grammar(State state, TokenId token);
-    const grammar::Bits &grammar_mask(State state);
+    const grammar::Bits &mask_of(State state);
     const grammar::Bits &free_mask(State state);
 
     std::shared_ptr<grammar::Masks> masks_;  // null: any text

@@ -155,29 +155,34 @@ void Executor::discard() {
 }
 
 bool Executor::run(std::vector<float> &logits, const std::atomic<bool> *cancel) {
-    return execute(cancel, [&](const kernels::Batch &batch) {
+    return execute(cancel, {}, [&](const kernels::Batch &batch) {
         logits.resize(rows_.size() * static_cast<size_t>(vocab_));
         return backend_->execute(batch, logits);
     });
 }
 
-bool Executor::run(StepOutput &output, const std::atomic<bool> *cancel) {
+bool Executor::run(StepOutput &output, const std::atomic<bool> *cancel,
+                   std::span<const kernels::TokenMask> masks) {
+    assert(masks.empty() || masks.size() == rows_.size());
     const int32_t count = std::min({candidates_, most_candidates(), vocab_});
     output.candidates.resize(rows_.size() * static_cast<size_t>(count));
     output.sums.resize(count > 1 ? rows_.size() : 0);
+    output.masked.clear();
     if (count == 0) return run(output.logits, cancel);
-    return execute(cancel, [&](const kernels::Batch &batch) {
+    for (const kernels::TokenMask mask : masks) output.masked.push_back(!mask.empty());
+    return execute(cancel, masks, [&](const kernels::Batch &batch) {
         return backend_->execute(batch, count, output.candidates, output.sums);
     });
 }
 
 // on_device(batch) returns false when it was cancelled.
 template <class Execute>
-bool Executor::execute(const std::atomic<bool> *cancel, Execute &&on_device) {
+bool Executor::execute(const std::atomic<bool> *cancel, std::span<const kernels::TokenMask> masks,
+                       Execute &&on_device) {
     assert(!tokens_.empty());
     bool finished = false;
     try {
-        finished = on_device(kernels::Batch{tokens_, positions_, spans_, rows_, cancel});
+        finished = on_device(kernels::Batch{tokens_, positions_, spans_, rows_, cancel, 0, masks});
     } catch (...) {
         discard();
         throw;

@@ -45,7 +45,8 @@ struct StepInput {
 struct StepOutput {
     std::vector<float> logits;                  // [rows][vocab]
     std::vector<kernels::TopLogit> candidates;  // [rows][count], descending; empty: full rows
-    std::vector<float> sums;  // [rows], see kernels::Backend::execute; empty for one candidate
+    std::vector<float> sums;   // [rows], see kernels::Backend::execute; empty for one candidate
+    std::vector<bool> masked;  // [rows], whether the candidates are those of a mask; empty: none are
 };
 
 struct ExecutorOptions {
@@ -98,8 +99,11 @@ class Executor {
     // add(), also when BackendError is thrown.
     bool run(std::vector<float> &logits, const std::atomic<bool> *cancel = nullptr);
     // Runs the step, but returns only the largest logits of each row if all inputs have candidates > 0 and
-    // the device can select: as many as the largest `candidates` of an input, at most most_candidates().
-    bool run(StepOutput &output, const std::atomic<bool> *cancel = nullptr);
+    // the device can select (selects()): as many as the largest `candidates` of an input, at most
+    // most_candidates(); of a row with a mask only tokens of the mask. `masks`: as in kernels::Batch.
+    bool run(StepOutput &output, const std::atomic<bool> *cancel = nullptr,
+             std::span<const kernels::TokenMask> masks = {});
+    bool selects() const { return candidates_ > 0 && most_candidates() > 0; }
     // The most candidates per row that the device can select; 0: it cannot.
     int32_t most_candidates() const { return backend_->most_candidates(); }
     // Reads a whole row of the step that was run last.
@@ -134,7 +138,8 @@ class Executor {
     void begin_step();
     void copy_blocks();
     template <class Execute>
-    bool execute(const std::atomic<bool> *cancel, Execute &&on_device);
+    bool execute(const std::atomic<bool> *cancel, std::span<const kernels::TokenMask> masks,
+                 Execute &&on_device);
 
     std::unique_ptr<kernels::Backend> backend_;
     ExecutorOptions options_;

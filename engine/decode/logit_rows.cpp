@@ -37,14 +37,19 @@ std::span<const float> LogitRow::whole_or_read(std::vector<float> &memory) const
 LogitRows::LogitRows(Executor &executor, size_t count, const StepOutput &output)
     : executor_(&executor), count_(count), largest_(output.candidates), sums_(output.sums) {
     if (largest_.empty()) logits_ = output.logits;
+    if (!output.masked.empty()) masked_ = &output.masked;
     assert(logits_.empty() || logits_.size() == count * static_cast<size_t>(executor.vocab()));
     assert(count == 0 || largest_.size() % count == 0);
 }
 
 LogitRow LogitRows::operator[](size_t row) const {
     assert(row < count_);
-    return {*executor_, static_cast<int32_t>(first_ + row), shares(logits_, count_, row, 1),
-            shares(largest_, count_, row, 1), sums_.empty() ? 0 : sums_[row]};
+    return {*executor_,
+            static_cast<int32_t>(first_ + row),
+            shares(logits_, count_, row, 1),
+            shares(largest_, count_, row, 1),
+            sums_.empty() ? 0 : sums_[row],
+            masked_ && (*masked_)[first_ + row]};
 }
 
 LogitRows LogitRows::part(size_t first, size_t count) const {
@@ -57,6 +62,7 @@ LogitRows LogitRows::part(size_t first, size_t count) const {
     some.logits_ = shares(logits_, count_, first, count);
     some.largest_ = shares(largest_, count_, first, count);
     some.sums_ = shares(sums_, count_, first, count);
+    some.masked_ = masked_;
     return some;
 }
 

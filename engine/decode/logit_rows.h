@@ -18,12 +18,20 @@ namespace runnel::decode {
 class LogitRow {
   public:
     LogitRow(Executor &executor, int32_t number, std::span<const float> whole,
-             std::span<const kernels::TopLogit> largest, float sum)
-        : executor_(&executor), number_(number), whole_(whole), largest_(largest), sum_(sum) {}
+             std::span<const kernels::TopLogit> largest, float sum, bool masked = false)
+        : executor_(&executor),
+          number_(number),
+          whole_(whole),
+          largest_(largest),
+          sum_(sum),
+          masked_(masked) {}
 
     std::span<const float> whole() const { return whole_; }                  // [vocab] or empty
     std::span<const kernels::TopLogit> largest() const { return largest_; }  // descending, or empty
-    // The sum of exp(logit - largest logit) over the whole row. Precondition: largest() has two or more.
+    // Whether the device applied a mask: tokens outside it come last in largest(), with the logit -infinity.
+    bool masked() const { return masked_; }
+    // The sum of exp(logit - largest logit) over the whole row, or over the mask. Precondition: largest() has
+    // two or more.
     float sum() const { return sum_; }
     // The whole row. If it must be read from the device, `memory` holds it. Throws BackendError.
     std::span<const float> whole_or_read(std::vector<float> &memory) const;
@@ -34,6 +42,7 @@ class LogitRow {
     std::span<const float> whole_;
     std::span<const kernels::TopLogit> largest_;
     float sum_;
+    bool masked_;
 };
 
 // Throws DecodeError{Failed} for NaN and infinity.
@@ -58,6 +67,7 @@ class LogitRows {
     std::span<const float> logits_;
     std::span<const kernels::TopLogit> largest_;
     std::span<const float> sums_;
+    const std::vector<bool> *masked_ = nullptr;  // of all rows of the step; null: none
 };
 
 }  // namespace runnel::decode

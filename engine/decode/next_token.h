@@ -2,7 +2,9 @@
 // they are enough, otherwise from the whole row.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <utility>
 
 #include "engine/decode/logit_rows.h"
 #include "engine/decode/sampler.h"
@@ -10,9 +12,15 @@
 
 namespace runnel::decode {
 
-// Call before a pass: requests as much of each row as the functions below need with this sampler.
-inline void prepare_next(ScheduledSequence &entry, const Sampler &sampler) {
-    entry.want_candidates(sampler.candidates_needed(entry.executor().most_candidates()));
+// Call before a pass: requests as much of each row as the functions below need with this sampler, which must stay
+// where it is until the pass has run.
+inline void prepare_next(ScheduledSequence &entry, Sampler &sampler) {
+    RowMask mask;
+    if (sampler.constraint())
+        mask = [&sampler](std::span<const TokenId> history, std::span<uint64_t> bits) {
+            return sampler.mask(history, bits);
+        };
+    entry.want_candidates(sampler.candidates_needed(entry.executor().most_candidates()), std::move(mask));
 }
 
 // Sampler::sample and Sampler::distribution for the row. They throw what these do, and BackendError.

@@ -77,6 +77,23 @@ void Sampler::load(std::span<const float> logits, std::span<const TokenId> histo
     }
 }
 
+bool Sampler::mask(std::span<const TokenId> history, std::span<uint64_t> bits) {
+    if (!constraint_) return false;
+    try {
+        const grammar::Bits *mask = constraint_->grammar_mask(history);
+        if (!mask) return false;
+        const size_t words = std::min(mask->size(), bits.size());
+        std::copy_n(mask->begin(), words, bits.begin());
+        std::ranges::fill(bits.subspan(words), 0);
+    } catch (const DecodeError &) {
+        return false;
+    }
+    const auto end = static_cast<size_t>(vocab_);
+    for (size_t word = end / 64; word < bits.size(); ++word)
+        bits[word] &= word > end / 64 ? 0 : (uint64_t{1} << end % 64) - 1;
+    return std::ranges::any_of(bits, [](uint64_t word) { return word != 0; });
+}
+
 bool Sampler::penalizes() const {
     return std::ranges::find(steps_, SamplerKind::Penalties) != steps_.end();
 }
@@ -350,12 +367,15 @@ int32_t Sampler::candidates_needed(int32_t most) const {
 // Fills set_ with the candidates for the filters after top-k. Returns false when tokens outside `largest`
 // might belong to them. A penalized candidate that still ranks before the last of `largest`, unpenalized, is
 // certainly in the top-k: no token outside `largest` ranks before that last one.
-bool Sampler::choose(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history) {
+bool Sampler::choose(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history,
+                     bool masked) {
     std::vector<TokenProb> &set = set_.all();
-    const bool all = largest.size() >= static_cast<size_t>(vocab_);
+    const bool all =
+        largest.size() >= static_cast<size_t>(vocab_) || (masked && largest.back().logit == kForbidden);
     const TokenProb last{largest.back().token, largest.back().logit, 0};
     for (const kernels::TopLogit &c : largest) {
-        if (c.token >= vocab_ || (constraint_ && !constraint_->allows(history, c.token))) continue;
+        if (masked && c.logit == kForbidden) break;
+        if (c.token >= vocab_ || (!masked && constraint_ && !constraint_->allows(history, c.token))) continue;
         float l = c.logit;
         if (const auto found = biases_.find(c.token); found != biases_.end())
             for (const float bias : found->second) l = std::min(l + bias, FLT_MAX);
@@ -376,7 +396,8 @@ bool Sampler::choose(std::span<const kernels::TopLogit> largest, std::span<const
     return true;
 }
 
-bool Sampler::filter(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history) {
+bool Sampler::filter(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history,
+                     bool masked) {
     assert(!largest.empty());
     whole_ = false;
     expect_finite({&largest.front().logit, 1});
@@ -384,22 +405,22 @@ bool Sampler::filter(std::span<const kernels::TopLogit> largest, std::span<const
     if (take_forced(history)) return true;
     gathered_ = true;
     count(history);
-    if (!choose(largest, history)) return false;
+    if (!choose(largest, history, masked)) return false;
     const bool penalized = !steps_.empty() && steps_[0] == SamplerKind::Penalties;
     apply_all((penalized ? 1 : 0) + (by_count_ ? 1 : 0), history);
     return true;
 }
 
 const Distribution *Sampler::distribution(std::span<const kernels::TopLogit> largest,
-                                          std::span<const TokenId> history) {
-    if (!filter(largest, history)) return nullptr;
+                                          std::span<const TokenId> history, bool masked) {
+    if (!filter(largest, history, masked)) return nullptr;
     set_.softmax();
     return &set_.distribution;
 }
 
 std::optional<TokenId> Sampler::sample(std::span<const kernels::TopLogit> largest,
-                                       std::span<const TokenId> history) {
-    if (!filter(largest, history)) return std::nullopt;
+                                       std::span<const TokenId> history, bool masked) {
+    if (!filter(largest, history, masked)) return std::nullopt;
     return draw_and_carry(history.size());
 }
 

@@ -82,6 +82,9 @@ class Sampler {
     // returns is the next one, whatever the logits are. Copied with the sampler.
     using Forced = std::function<std::optional<TokenId>(std::span<const TokenId> history, int64_t dropped)>;
     void force(Forced forced) { forced_ = std::move(forced); }
+    // Writes the tokens that the grammar allows after `history`, as in kernels::TokenMask. False, and `bits` is
+    // undefined, if there is nothing to mask, or if the grammar allows no token or fails: the draw reports that.
+    bool mask(std::span<const TokenId> history, std::span<uint64_t> bits);
     // An answer begins after the first `prompt_tokens` tokens of the history.
     void begin_answer(size_t prompt_tokens) {
         if (constraint_) constraint_->begin(prompt_tokens);
@@ -114,10 +117,11 @@ class Sampler {
     int32_t candidates_needed(int32_t most) const;
     // distribution() and sample() for a row of which only the largest logits are known
     // (kernels::Backend::execute). Null and nullopt when these are not enough. They throw the same errors.
+    // `masked`: they were selected with mask(history).
     const Distribution *distribution(std::span<const kernels::TopLogit> largest,
-                                     std::span<const TokenId> history);
+                                     std::span<const TokenId> history, bool masked = false);
     std::optional<TokenId> sample(std::span<const kernels::TopLogit> largest,
-                                  std::span<const TokenId> history);
+                                  std::span<const TokenId> history, bool masked = false);
 
     const SamplingOptions &options() const { return options_; }
     int32_t vocab() const { return vocab_; }
@@ -130,7 +134,7 @@ class Sampler {
     void choose_steps();
     bool take_forced(std::span<const TokenId> history);
     void filter(std::span<const float> logits, std::span<const TokenId> history);
-    bool filter(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history);
+    bool filter(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history, bool masked);
     void apply(SamplerKind step, std::span<const TokenId> history);
     void apply_all(size_t first_step, std::span<const TokenId> history);
     void load(std::span<const float> logits, std::span<const TokenId> history);
@@ -141,7 +145,7 @@ class Sampler {
     void penalize_repetition(std::span<const TokenId> history);
     void scale();
     bool only_lowers() const;
-    bool choose(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history);
+    bool choose(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history, bool masked);
     void gather(int32_t k);
     void keep_argmax();
     TokenId largest(size_t history, TokenId excluded) const;

@@ -52,7 +52,7 @@ void ScheduledSequence::truncate(size_t length) {
 
 void ScheduledSequence::set_rows(const LogitRows &rows) {
     rows_ = rows;
-    candidates_ = 0;
+    want_candidates(0);
     due_ = false;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,6 +24,10 @@ struct DraftBranch {
     LogitRows rows = {};       // one for each token; empty: the pass had no room for the branch
 };
 
+// Writes the tokens that may follow `history`, as in kernels::TokenMask. False, and `bits` is undefined, if the
+// row needs no mask.
+using RowMask = std::function<bool(std::span<const TokenId> history, std::span<uint64_t> bits)>;
+
 class ScheduledSequence {
   public:
     explicit ScheduledSequence(Executor &executor) : sequence_(executor) {}
@@ -42,8 +47,12 @@ class ScheduledSequence {
     // Appends a branch: another continuation after the first `shared` drafts. A pass without room skips it.
     // Preconditions: more than `shared` drafts were appended; `tokens` is not empty and fits the context.
     void append_branch(size_t shared, std::span<const TokenId> tokens);
-    // The largest `count` logits of each row are enough; 0: whole rows. Holds for the next pass only.
-    void want_candidates(int32_t count) { candidates_ = count; }
+    // The largest `count` logits of each row are enough, of the tokens in its mask; 0: whole rows. Holds for the
+    // next pass only. An empty function: no masks.
+    void want_candidates(int32_t count, RowMask mask = {}) {
+        candidates_ = count;
+        mask_ = std::move(mask);
+    }
 
     // True while tokens are to be computed or rows of logits to be returned.
     bool due() const { return due_; }
@@ -69,6 +78,7 @@ class ScheduledSequence {
     // For the scheduler.
     int32_t wanted_rows() const { return wanted_rows_; }
     int32_t wanted_candidates() const { return candidates_; }
+    const RowMask &mask() const { return mask_; }
     std::vector<DraftBranch> &branches() { return branches_; }
     void count_computed(size_t tokens) { computed_ += static_cast<int64_t>(tokens); }
     void set_rows(const LogitRows &rows);  // once all tokens are computed
@@ -80,6 +90,7 @@ class ScheduledSequence {
     Sequence sequence_;
     bool due_ = false;
     int32_t wanted_rows_ = 1, candidates_ = 0;
+    RowMask mask_;
     std::vector<DraftBranch> branches_;
     LogitRows rows_;
     int64_t computed_ = 0;

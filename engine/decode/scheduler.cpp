@@ -193,6 +193,40 @@ void Scheduler::plan() {
         if (const Part part = parts_[i]; part.rows > 0) plan_branches(part);
 }
 
+// Masks of the rows of the sequences that have a grammar, if candidates will be selected.
+void Scheduler::collect_masks() {
+    masks_.clear();
+    if (!executor_->selects()) return;
+    size_t rows = 0;
+    bool any = false;
+    for (const Part &part : parts_) {
+        rows += static_cast<size_t>(part.rows);
+        any |= part.rows > 0 && part.entry->mask();
+    }
+    if (!any) return;
+    const auto words = (static_cast<size_t>(executor_->vocab()) + 63) / 64;
+    mask_bits_.resize(rows * words);
+    std::vector<TokenId> text;
+    for (const Part &part : parts_) {
+        const auto begin = part.entry->tokens().begin();
+        const DraftBranch *branch =
+            part.branch < 0 ? nullptr : &part.entry->branches()[static_cast<size_t>(part.branch)];
+        const auto count = static_cast<size_t>(part.rows);
+        if (branch && part.entry->mask()) {
+            text.assign(begin, begin + static_cast<std::ptrdiff_t>(branch->from));
+            text.insert(text.end(), branch->tokens.begin(), branch->tokens.end());
+        }
+        const std::span<const TokenId> tokens = branch ? text : std::span(part.entry->tokens());
+        for (size_t i = 0; i < count; ++i) {
+            const auto bits = std::span(mask_bits_).subspan(masks_.size() * words, words);
+            const RowMask &mask = part.entry->mask();
+            const bool is_masked = mask && mask(tokens.first(tokens.size() - count + 1 + i), bits);
+            masks_.push_back(is_masked ? kernels::TokenMask(bits) : kernels::TokenMask());
+        }
+    }
+    if (std::ranges::all_of(masks_, &kernels::TokenMask::empty)) masks_.clear();
+}
+
 void Scheduler::describe(base::TraceSpan &span) const {
     int64_t tokens = 0, rows = 0;
     for (const Part &part : parts_) tokens += static_cast<int64_t>(part.tokens), rows += part.rows;
@@ -230,6 +264,7 @@ bool Scheduler::step(const StopRequest *stop) {
     admit();
     try {
         plan();
+        collect_masks();
     } catch (...) {
         executor_->discard();
         drop_branches();
@@ -245,7 +280,7 @@ bool Scheduler::step(const StopRequest *stop) {
     base::TraceSpan span("pass");
     describe(span);
     try {
-        if (!executor_->run(output_, stop ? stop->flag() : nullptr)) {
+        if (!executor_->run(output_, stop ? stop->flag() : nullptr, masks_)) {
             drop_branches();
             return false;
         }

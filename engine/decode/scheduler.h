@@ -81,6 +81,7 @@ class Scheduler {
     bool computed_in_step(const ScheduledSequence &entry) const;
     bool evict_idle();
     bool preempt_last(const ScheduledSequence &oldest);
+    void collect_masks();
     void describe(base::TraceSpan &span) const;
     void finish();
 
@@ -92,6 +93,8 @@ class Scheduler {
     std::vector<Part> parts_;                   // of the step being built or run
     std::vector<ScheduledSequence *> ready_;
     StepOutput output_;
+    std::vector<uint64_t> mask_bits_;
+    std::vector<kernels::TokenMask> masks_;  // of the step's rows, in mask_bits_; empty: none
     SchedulerCounts counts_;
 };
 

@@ -157,10 +157,22 @@ Dfa multiples(const Decimal &factor) {
     return Dfa::of(std::move(classes), std::move(next), std::move(accepting));
 }
 
-Expr syntax(bool integer, bool exponent) {
-    std::vector<Expr> parts{optional(literal("-")),
-                            choice({literal("0"), sequence({digits('1', '9'), any_digits()})}),
-                            integer ? optional(fraction_of(zeros(1))) : any_fraction()};
+// Most digits after the point. More would let a model write zeros without end.
+constexpr size_t kMostPlaces = 17;
+size_t most_places(const NumberBounds &bounds) {
+    size_t places = 0;
+    for (const auto &bound : {bounds.least, bounds.most})
+        if (bound) places = std::max(places, bound->value.fraction.size());
+    for (const Decimal &factor : bounds.multiples_of) places = std::max(places, factor.fraction.size());
+    // With multipleOf, digits behind the places of the factor are zeros, and each costs an automaton of its own.
+    return bounds.multiples_of.empty() ? std::max(places, kMostPlaces) : places + 1;
+}
+
+// `places`: most digits after the point.
+Expr syntax(bool integer, bool exponent, uint32_t places) {
+    std::vector<Expr> parts{
+        optional(literal("-")), choice({literal("0"), sequence({digits('1', '9'), any_digits()})}),
+        optional(fraction_of(integer ? repeat(literal("0"), 1, places) : any_digits(1, places)))};
     if (exponent)
         parts.push_back(
             optional(sequence({one_of(CharSet{{'E', 'E'}, {'e', 'e'}}),
@@ -210,8 +222,8 @@ int compare(const Decimal &a, const Decimal &b) {
 }
 
 Expr number(const NumberBounds &bounds, bool integer) {
-    if (!bounds.any()) return syntax(integer, !integer);
-    Dfa dfa = Dfa::of(syntax(integer, false));
+    if (!bounds.any()) return syntax(integer, !integer, integer ? uint32_t{kMostPlaces} : kUnbounded);
+    Dfa dfa = Dfa::of(syntax(integer, false, static_cast<uint32_t>(most_places(bounds))));
     if (bounds.least) dfa = dfa & Dfa::of(from(*bounds.least));
     if (bounds.most) dfa = dfa & Dfa::of(up_to(*bounds.most));
     for (const Decimal &factor : bounds.multiples_of) dfa = dfa & multiples(factor);

@@ -31,11 +31,12 @@ struct NumberBounds {
     bool any() const { return least || most || !multiples_of.empty(); }
 };
 
-// Numbers within the bounds; without an exponent if there are bounds. Integers may have a fraction of zeros,
+// Numbers within the bounds. With bounds, without an exponent and with at most 17 digits after the point, or as
+// many as a bound has; with multipleOf, one more than the factor. Integers may have a fraction of up to 17 zeros,
 // as in JSON Schema. Throws GrammarError if the automaton would be too large.
 Expr number(const NumberBounds &bounds, bool integer);
 
-// Whether number(bounds, integer) matches the value, written without an exponent.
+// Whether the value satisfies the bounds and, if `integer`, is one.
 bool within(const Decimal &value, const NumberBounds &bounds, bool integer);
 
 }  // namespace runnel::grammar

@@ -42,7 +42,7 @@ constexpr size_t kMostGraphs = 64;  // graphs kept
 // The parts of batches with equal keys have the same launches, except for the content of device memory.
 struct GraphKey {
     int32_t part, tokens, logit_rows, candidates;
-    bool shares;
+    bool shares, masked;
     AttentionLaunches attention;
     auto operator<=>(const GraphKey &) const = default;
 };
@@ -283,8 +283,19 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     logit_rows_ = last && plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
     shares_ = std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; });
     if (logit_rows_ == 0) candidates = 0;
-    now_ = {batch.part, tokens_, logit_rows_,
-            candidates, shares_, attention_.launches(batch.sequences, tokens_)};
+    const bool masked = candidates > 0 && !batch.masks.empty();
+    if (masked) {
+        assert(batch.masks.size() == batch.logit_rows.size());
+        logits_.stage_masks(batch.masks);
+        logits_.upload_masks(stream_, 0, std::min(logit_rows_, kLinearTokens));
+    }
+    now_ = {batch.part,
+            tokens_,
+            logit_rows_,
+            candidates,
+            shares_,
+            masked,
+            attention_.launches(batch.sequences, tokens_)};
     if (tokens_ > kLinearTokens || !launcher_.switches().graphs)
         enqueue();
     else
@@ -309,8 +320,11 @@ bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<TopLogit>
                           std::span<float> sums) {
     assert(1 <= count && count <= kMaxCandidates && count <= program_.vocab);
     if (!start(batch, count)) return false;
-    for (int32_t first = kLinearTokens; first < logit_rows_; first += kLinearTokens)
-        enqueue_logits(first, std::min(logit_rows_ - first, kLinearTokens));
+    for (int32_t first = kLinearTokens; first < logit_rows_; first += kLinearTokens) {
+        const int32_t some = std::min(logit_rows_ - first, kLinearTokens);
+        if (now_.masked) logits_.upload_masks(stream_, first, some);
+        enqueue_logits(first, some);
+    }
     stream_.wait();
     assert(logit_rows_ == 0 || static_cast<int64_t>(candidates.size()) == int64_t{logit_rows_} * count);
     std::copy_n(logits_.candidates(), int64_t{logit_rows_} * count, candidates.begin());
@@ -494,7 +508,8 @@ void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
     logits_.enqueue(launcher_, weights_,
                     {slot(step.in), stride(step.in), input_.logit_rows(), quantized(width(step.in), 0)},
                     first, count);
-    if (now_.candidates > 0) logits_.enqueue_candidates(launcher_, first, count, now_.candidates);
+    if (now_.candidates > 0)
+        logits_.enqueue_candidates(launcher_, first, count, now_.candidates, now_.masked);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -59,6 +60,7 @@ class ToyBackend final : public kernels::Backend {
     int32_t selects = 0;
     // Counts: full rows and candidates returned with batches, and rows read afterwards.
     size_t whole_rows = 0, candidates = 0, rows_read = 0;
+    size_t masked_rows = 0;  // selected with a mask
 
     kernels::DeviceInfo info() const override { return {"toy", "toy", memory, memory}; }
 
@@ -110,10 +112,21 @@ class ToyBackend final : public kernels::Backend {
             throw std::logic_error("candidates size");
         if (!compute(batch)) return false;
         for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
-            const std::vector<kernels::TopLogit> sorted = sorted_row(r);
+            const kernels::TokenMask mask = batch.masks.empty() ? kernels::TokenMask() : batch.masks[r];
+            masked_rows += mask.empty() ? 0 : 1;
+            const auto is_allowed = [&](int32_t id) {
+                const auto bit = static_cast<size_t>(id);
+                return mask.empty() || (mask[bit / 64] >> bit % 64 & 1) != 0;
+            };
+            std::vector<kernels::TopLogit> sorted = sorted_row(r);
+            const auto refused = std::ranges::stable_partition(sorted, [&](const kernels::TopLogit &c) {
+                return !std::isfinite(c.logit) || is_allowed(c.token);
+            });
+            for (kernels::TopLogit &c : refused) c.logit = -std::numeric_limits<float>::infinity();
             std::copy_n(sorted.begin(), count, largest.begin() + static_cast<std::ptrdiff_t>(r) * count);
             float sum = 0;
-            for (const float l : row_of(r)) sum += std::exp(l - sorted[0].logit);
+            for (int32_t id = 0; id < vocab_; ++id)
+                if (is_allowed(id)) sum += std::exp(row_of(r)[static_cast<size_t>(id)] - sorted[0].logit);
             if (count > 1) sums[r] = sum;
         }
         candidates += largest.size();

@@ -123,6 +123,10 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--ignore-eos", text_of(g.ignore_eos));
     list.emplace_back("the grammar", hash_of(constraint));
     list.emplace_back("--close", text_of(g.constraint.close));
+    // Of the grammar's JSON, the hash above has them.
+    if (const grammar::SchemaOptions style = json_style(g.constraint); !(style == grammar::SchemaOptions()))
+        list.emplace_back("--whitespace", text_of(static_cast<int>(style.whitespace)) +
+                                              (style.any_order ? ", --any-order" : ""));
     if (g.logprobs >= 0) list.emplace_back("--logprobs", text_of(g.logprobs));
     if (g.prompt_logprobs >= 0) list.emplace_back("--prompt-logprobs", text_of(g.prompt_logprobs));
     list.emplace_back("the system prompt", hash_or_nothing(system));

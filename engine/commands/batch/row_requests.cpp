@@ -33,6 +33,7 @@ completion::Request RowRequests::of(const Row &row) {
                                 .stream = body.seed ? 0 : static_cast<uint32_t>(row.identity.line),
                                 .limits = limits_,
                                 .constraint = constraint_,
+                                .json_style = json_style(options_.generation.constraint),
                                 .close = options_.generation.constraint.close,
                                 .thinking_budget = options_.chat.thinking_budget,
                                 .overflow = options_.overflow,

@@ -13,8 +13,11 @@
 #include "engine/commands/chat/mcp/servers.h"
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/constraint_flags.h"
+#include "engine/commands/generation.h"
 #include "engine/commands/sandbox/sandbox_option.h"
 #include "engine/commands/stored_prompts.h"
+#include "gguf/mapping.h"
 
 namespace runnel::commands {
 namespace {
@@ -29,6 +32,17 @@ std::string recorded_model(const ChatOptions &options) {
     throw UsageError(options.go_on && !options.saved
                          ? "no model given, and no saved chat to continue: name a GGUF file"
                          : "no model given: name a GGUF file");
+}
+
+// Refuses what can be refused without the model's weights, before servers start.
+void check_options(const ChatOptions &o, Io &io) {
+    (void)drafting_options(o.draft, o.model);
+    (void)engine_options(o.model);
+    (void)sampling_options(o.generation);
+    (void)limits(o.generation);
+    (void)check_constraint(o.generation.constraint);
+    check_stats_file(o.stats, io);
+    (void)gguf::Mapping(o.model.path);
 }
 
 mcp::Config mcp_config(const ChatOptions &options, Io &io) {
@@ -124,9 +138,11 @@ Command chat_command() {
         o->model.path = words.model.empty() ? recorded_model(*o) : words.model;
         if (isatty(io.in)) start_editor_helper();
         std::optional<mcp::Servers> servers;  // a confined process cannot start them
-        if (o->mcp)
+        if (o->mcp) {
+            check_options(*o, io);
             servers.emplace(mcp_config(*o, io),
                             mcp::ServersOptions{o->mcp_allowed, std::chrono::seconds(o->mcp_timeout)});
+        }
         confine({.files = SandboxPaths::Files::All}, gpu_wish(o->model, o->draft));
         return chat(*o, servers ? &*servers : nullptr, io);
     };

@@ -73,6 +73,7 @@ completion::Request ChatModel::request_of(const Transcript &transcript) const {
             .stream = stream_,
             .limits = limits(settings_),
             .constraint = constraint_,
+            .json_style = json_style(settings_.constraint),
             .close = settings_.constraint.close,
             .thinking_budget = options_.chat.thinking_budget,
             .overflow = options_.overflow,

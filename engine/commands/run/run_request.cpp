@@ -65,6 +65,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
     // With -n 0 the prompt alone is computed.
     request.keep = (options.prompt_cache.has_value() || request.limits.max_tokens == 0) && options.beams == 1;
     request.constraint = constraint_of(options.generation.constraint, io);
+    request.json_style = json_style(options.generation.constraint);
     request.close = options.generation.constraint.close;
     const std::string system = system_prompt(options.system, options.system_file, io.in, &stop);
     if (options.raw && !system.empty())

@@ -69,17 +69,31 @@ void ModelDraft::append(std::span<const TokenId> tokens) {
     const bool greedy = !(sampler_->options().temperature > 0);
     const int32_t most = entry_.executor().most_candidates(), needed = sampler_->candidates_needed(most);
     const bool enough = needed > 0 && (!greedy || (most > 1 && entry_.executor().vocab() > 1));
-    entry_.want_candidates(!enough ? 0 : greedy ? std::min(most, std::max(needed, kGreedy)) : needed);
+    RowMask mask;
+    if (sampler_->constraint())
+        mask = [this](std::span<const TokenId>, std::span<uint64_t> bits) {
+            return sampler_->mask(history_, bits);
+        };
+    entry_.want_candidates(!enough  ? 0
+                           : greedy ? std::min(most, std::max(needed, kGreedy))
+                                    : needed,
+                           std::move(mask));
     entry_.append(tokens);
 }
 
-// The full row, padded to the sampler's vocabulary.
+// The full row, padded to the sampler's vocabulary. Tokens that a grammar refuses have no chance, so that the
+// probabilities of drafts are those of a row that the device masked.
 std::span<const float> ModelDraft::whole(const LogitRow &row) {
     constexpr float kHopeless = -1e30f;  // but finite
     const std::span<const float> own = row.whole_or_read(read_);
-    if (own.size() >= static_cast<size_t>(sampler_->vocab())) return own;
-    padded_.assign(static_cast<size_t>(sampler_->vocab()), kHopeless);
-    std::copy(own.begin(), own.end(), padded_.begin());
+    const auto vocab = static_cast<size_t>(sampler_->vocab());
+    std::vector<uint64_t> mask(sampler_->constraint() ? (vocab + 63) / 64 : 0);
+    const bool is_masked = sampler_->mask(history_, mask);
+    if (own.size() >= vocab && !is_masked) return own;
+    padded_.assign(std::max(vocab, own.size()), kHopeless);
+    for (size_t id = 0; id < own.size(); ++id)
+        if (!is_masked || !std::isfinite(own[id]) || (id < vocab && (mask[id / 64] >> id % 64 & 1) != 0))
+            padded_[id] = own[id];
     return padded_;
 }
 
@@ -87,7 +101,7 @@ std::span<const float> ModelDraft::whole(const LogitRow &row) {
 bool ModelDraft::add_token() {
     const LogitRow row = entry_.rows()[0];
     const Distribution *some =
-        row.largest().empty() ? nullptr : sampler_->distribution(row.largest(), history_);
+        row.largest().empty() ? nullptr : sampler_->distribution(row.largest(), history_, row.masked());
     const std::span<const float> logits = some ? std::span<const float>() : whole(row);
     const Distribution &distribution = some ? *some : sampler_->distribution(logits, history_);
     const TokenId id = sampler_->draw(history_.size());
@@ -143,8 +157,8 @@ ModelDraft *ModelDraft::begin(std::span<const TokenId> text, int32_t most, float
     most_ = most;
     least_probability_ = least_probability;
     sampler_ = &sampler;
-    if (most <= 0 || text.empty() || !read(text)) return nullptr;
     history_.assign(text.begin(), text.end());
+    if (most <= 0 || text.empty() || !read(text)) return nullptr;
     return this;
 }
 

@@ -1,6 +1,8 @@
 #include "kernels/cuda/select/logits_runner.h"
 
 #include <algorithm>
+#include <cassert>
+#include <cstddef>
 #include <cstring>
 
 #include "kernels/cuda/linear/quantize.h"
@@ -30,7 +32,8 @@ size_t LogitsRunner::bytes(const Program &program, const Logits &step) {
     const size_t chunks = chunks_of(program.vocab) * kRows;
     return kept_bytes(program, step) + static_cast<size_t>(program.vocab) * kRows * sizeof(float) +
            chunks * (kMaxCandidates * sizeof(uint64_t) + sizeof(RowSummary)) +
-           kRows * (sizeof(uint64_t) + sizeof(uint32_t));
+           kRows * (sizeof(uint64_t) + sizeof(uint32_t)) +
+           kRows * (mask_bytes_of(program.vocab) + sizeof(int32_t));
 }
 
 LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t max_tokens,
@@ -47,6 +50,9 @@ LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t m
     partial_ = DeviceMemory(chunks * sizeof(RowSummary), kName);
     best_ = DeviceMemory(kRows * sizeof(uint64_t), kName);
     counters_ = DeviceMemory(kRows * sizeof(uint32_t), kName);
+    masks_ = DeviceMemory(kRows * mask_bytes(), kName);
+    masked_ = DeviceMemory(kRows * sizeof(int32_t), kName);
+    host_masked_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(int32_t));
     host_logits_ = PinnedMemory(logits);
     host_candidates_ = PinnedMemory(static_cast<size_t>(max_tokens) * kMaxCandidates * sizeof(TopLogit));
     host_summaries_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(RowSummary));
@@ -91,12 +97,37 @@ void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, con
                      {logits_.as<float>(), int64_t{count} * vocab_, step_.softcap});
 }
 
-void LogitsRunner::enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest) {
+void LogitsRunner::stage_masks(std::span<const TokenMask> masks) {
+    const size_t bytes = masks.size() * mask_bytes();
+    if (host_masks_.size() < bytes) host_masks_ = PinnedMemory(bytes);
+    for (size_t row = 0; row < masks.size(); ++row) {
+        host_masked_.as<int32_t>()[row] = masks[row].empty() ? 0 : 1;
+        assert(masks[row].empty() || masks[row].size_bytes() == mask_bytes());
+        if (!masks[row].empty())
+            std::memcpy(host_masks_.as<std::byte>() + row * mask_bytes(), masks[row].data(), mask_bytes());
+    }
+}
+
+void LogitsRunner::upload_masks(Stream &stream, int32_t first, int32_t count) {
+    const int32_t *masked = host_masked_.as<const int32_t>() + first;
+    stream.copy_to_device(masked_.data(), masked, static_cast<size_t>(count) * sizeof(int32_t));
+    for (int32_t row = 0; row < count; ++row)
+        if (masked[row] != 0)
+            stream.copy_to_device(
+                masks_.as<std::byte>() + static_cast<size_t>(row) * mask_bytes(),
+                host_masks_.as<const std::byte>() + static_cast<size_t>(first + row) * mask_bytes(),
+                mask_bytes());
+}
+
+void LogitsRunner::enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest,
+                                      bool masked) {
+    const RowMasks masks{masked ? masks_.as<const uint32_t>() : nullptr, masked_.as<const int32_t>(),
+                         static_cast<int64_t>(mask_bytes() / sizeof(uint32_t))};
     TopLogit *const to = host_candidates_.as<TopLogit>() + int64_t{first} * largest;
     if (largest == 1) {
         launcher.run_exactly(argmax_kernel(), int64_t{count} * argmax_blocks_, kArgmaxShared,
                              {logits_.as<const float>(), vocab_, vocab_, argmax_blocks_, best_.as<uint64_t>(),
-                              counters_.as<uint32_t>(), to});
+                              counters_.as<uint32_t>(), to, masks});
         return;
     }
     const CandidateParams params{logits_.as<const float>(),
@@ -107,7 +138,8 @@ void LogitsRunner::enqueue_candidates(Launcher &launcher, int32_t first, int32_t
                                  keys_.as<uint64_t>(),
                                  partial_.as<RowSummary>(),
                                  to,
-                                 host_summaries_.as<RowSummary>() + first};
+                                 host_summaries_.as<RowSummary>() + first,
+                                 masks};
     launcher.run_exactly(candidate_chunk_kernel(), int64_t{count} * chunks(), candidate_shared(), params);
     launcher.run_exactly(candidate_row_kernel(), count, candidate_shared(), params);
 }

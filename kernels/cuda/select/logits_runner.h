@@ -34,9 +34,13 @@ class LogitsRunner {
     // The logits of rows [first, first + count), count <= kLinearTokens.
     void enqueue(Launcher &launcher, const DeviceWeights &weights, const Operands &operands, int32_t first,
                  int32_t count);
-    // Selects the top `largest` logits of those rows. After the stream has finished, candidates() has them
+    // Copies the masks of a batch's rows (Batch::masks) to pinned memory. Precondition: the stream is idle.
+    void stage_masks(std::span<const TokenMask> masks);
+    // Uploads those of rows [first, first + count), for the next enqueue_candidates().
+    void upload_masks(Stream &stream, int32_t first, int32_t count);
+    // Selects the top `largest` logits of those rows, of the tokens in the uploaded masks if `masked`. After the stream has finished, candidates() has them
     // and, if `largest` is more than 1, summaries() has the sum of each row.
-    void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest);
+    void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest, bool masked);
     const TopLogit *candidates() const { return host_candidates_.as<const TopLogit>(); }
     const RowSummary *summaries() const { return host_summaries_.as<const RowSummary>(); }
     // Copies the first `count` rows of the last enqueue(). Waits for the stream.
@@ -44,6 +48,10 @@ class LogitsRunner {
 
   private:
     int32_t chunks() const { return (vocab_ + kSelectChunk - 1) / kSelectChunk; }
+    size_t mask_bytes() const { return mask_bytes_of(vocab_); }
+    static size_t mask_bytes_of(int64_t vocab) {
+        return static_cast<size_t>((vocab + 63) / 64) * sizeof(uint64_t);
+    }
 
     Logits step_{};
     const Weight *weight_ = nullptr;
@@ -51,6 +59,8 @@ class LogitsRunner {
     DeviceMemory kept_, logits_;    // [kLinearTokens] rows: of the input, of logits
     DeviceMemory keys_, partial_;   // of top-k
     DeviceMemory best_, counters_;  // of argmax; zero between launches
+    DeviceMemory masks_, masked_;   // [kLinearTokens] rows
+    PinnedMemory host_masks_, host_masked_;
     PinnedMemory host_logits_, host_candidates_, host_summaries_;
 };
 

@@ -4,7 +4,7 @@
 // block of the row writes the token. candidates: a block finds the k-th largest key of its chunk by a radix
 // search over 8-bit digits, from the highest, with a histogram in shared memory, and writes the keys at or
 // above it; a second pass with one block per row does the same with the chunks' keys, and sorts. Bytes: 4
-// vocab per row read once; candidates: 8 k per chunk written and read.
+// vocab per row read once, and vocab / 8 of its mask; candidates: 8 k per chunk written and read.
 #include "kernels/cuda/select/select.h"
 
 #include <cmath>
@@ -18,16 +18,31 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = 8;
 
+// The bits of a row; null: all tokens are allowed.
+DEVICE const uint32_t *mask_of(const RowMasks &masks, int64_t row) {
+    return masks.bits != nullptr && masks.masked[row] != 0 ? masks.bits + row * masks.stride : nullptr;
+}
+DEVICE bool is_allowed(const uint32_t *mask, int32_t token) {
+    const auto t = static_cast<uint32_t>(token);
+    return mask == nullptr || (mask[t / 32] >> t % 32 & 1u) != 0;
+}
+
 // Keys that come first are larger; never 0.
-DEVICE uint64_t key_of(float logit, int32_t token) {
+DEVICE uint64_t key_of(float logit, int32_t token, bool allowed) {
     const uint32_t bits = float_bits(logit);
     uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    if (!(fabsf(logit) <= 3.4028235e38f)) order = 0xffffffffu;
     if (logit == 0.0f) order = 0x80000000u;  // -0 is 0
+    if (!allowed) order = 0;
+    if (!(fabsf(logit) <= 3.4028235e38f)) order = 0xffffffffu;
     return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
 }
 DEVICE int32_t token_of(uint64_t key) {
     return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
+// A row's entry for the key.
+DEVICE TopLogit entry_of(uint64_t key, const float *logits) {
+    const int32_t token = token_of(key);
+    return {token, key >> 32 == 0 ? bits_float(0xff800000u) : logits[token]};
 }
 
 DEVICE uint64_t larger(uint64_t a, uint64_t b) {
@@ -49,10 +64,11 @@ struct Argmax {
 
     static DEVICE uint64_t best_of_block(const Params &p, int64_t row, int part, ArgmaxShared &shared) {
         uint64_t best = 0;
+        const uint32_t *mask = mask_of(p.masks, row);
         for (int i = part * kThreads + thread_index(); i < p.vocab; i += p.blocks_per_row * kThreads)
-            best = larger(best, key_of(p.logits[row * p.stride + i], i));
+            best = larger(best, key_of(p.logits[row * p.stride + i], i, is_allowed(mask, i)));
 #pragma unroll
-        for (int mask = 16; mask > 0; mask /= 2) best = larger(best, shfl_xor(best, mask));
+        for (int lanes = 16; lanes > 0; lanes /= 2) best = larger(best, shfl_xor(best, lanes));
         if (lane_index() == 0) shared.best[warp_index()] = best;
         block_sync();
         for (int w = 0; w < kWarps; ++w) best = larger(best, shared.best[w]);
@@ -71,8 +87,7 @@ struct Argmax {
             const auto last = static_cast<uint32_t>(p.blocks_per_row - 1);
             if (atomic_inc_wrap_u32(p.counters + row, last) == last) {
                 fence_gpu();
-                const int32_t token = token_of(atomic_max_u64(p.best + row, 0));
-                p.first[row] = {token, p.logits[row * p.stride + token]};
+                p.first[row] = entry_of(atomic_max_u64(p.best + row, 0), p.logits + row * p.stride);
                 p.best[row] = 0;
             }
         }
@@ -189,15 +204,19 @@ struct CandidateChunk {
         const int first = block_index() % p.chunks * kSelectChunk;
         const int count = p.vocab - first < kSelectChunk ? p.vocab - first : kSelectChunk;
         const float *logits = p.logits + row * p.stride + first;
+        const uint32_t *mask = mask_of(p.masks, row);
         float largest = -3.4028235e38f, sum = 0;
-        for (int i = thread_index(); i < count; i += kThreads) largest = fmaxf(largest, logits[i]);
+        for (int i = thread_index(); i < count; i += kThreads)
+            if (is_allowed(mask, first + i)) largest = fmaxf(largest, logits[i]);
         largest = block_max(shared, largest);
-        for (int i = thread_index(); i < count; i += kThreads) sum += exp_p(logits[i] - largest);
+        for (int i = thread_index(); i < count; i += kThreads)
+            if (is_allowed(mask, first + i)) sum += exp_p(logits[i] - largest);
         sum = block_sum(shared, sum);
         if (thread_index() == 0) p.partial[block_index()] = {largest, sum};
         const int k = count < p.k ? count : p.k;
         choose(
-            shared, [&](int i) { return key_of(logits[i], first + i); }, count, k);
+            shared, [&](int i) { return key_of(logits[i], first + i, is_allowed(mask, first + i)); }, count,
+            k);
         for (int i = thread_index(); i < p.k; i += kThreads)
             p.keys[int64_t{block_index()} * p.k + i] = i < k ? shared.chosen[i] : 0;
     }
@@ -230,10 +249,8 @@ struct CandidateRow {
         choose(
             shared, [&](int i) { return keys[i]; }, p.chunks * p.k, k);
         sort_chosen(shared, k);
-        for (int i = thread_index(); i < k; i += kThreads) {
-            const int32_t token = token_of(shared.chosen[i]);
-            p.candidates[row * p.k + i] = {token, p.logits[row * p.stride + token]};
-        }
+        for (int i = thread_index(); i < k; i += kThreads)
+            p.candidates[row * p.k + i] = entry_of(shared.chosen[i], p.logits + row * p.stride);
     }
 };
 

@@ -3,6 +3,9 @@
 // Order: larger logits first, the lower token first among equals; values that are not finite come before all
 // others, so that the host notices them. A logit and its token form one 64-bit key with this order. All keys
 // differ, so results do not depend on the order in which blocks run.
+//
+// Tokens outside a row's mask come last and get the logit -infinity; a logit that is not finite comes first all
+// the same.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +15,13 @@
 #include "kernels/cuda/runtime/kernel.h"
 
 namespace runnel::kernels::cuda {
+
+// One bit per token of each row: token t is bit t % 32 of word t / 32. `bits` is null if no row has a mask.
+struct RowMasks {
+    const uint32_t *bits;   // [rows][stride]; undefined for rows without a mask
+    const int32_t *masked;  // [rows]; 0: the row has no mask
+    int64_t stride;
+};
 
 // --- greedy ----------------------------------------------------------------------------------------------
 
@@ -24,6 +34,7 @@ struct ArgmaxParams {
     uint64_t *best;      // [rows]; zero before and after a launch
     uint32_t *counters;  // [rows], likewise
     TopLogit *first;     // [rows]; may be pinned host memory
+    RowMasks masks;
 };
 Kernel<ArgmaxParams> argmax_kernel();
 inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
@@ -33,8 +44,8 @@ inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
 inline constexpr int kMaxCandidates = 256;
 inline constexpr int kSelectChunk = 4096;  // logits per block of the first pass
 
-// The sum of exp(logit - largest) over a whole row, in float32; chunks of kSelectChunk
-// tokens are joined in order.
+// The sum of exp(logit - largest) over a whole row, or the tokens of its mask, in float32; chunks of
+// kSelectChunk tokens are joined in order.
 struct RowSummary {
     float largest, sum;
 };
@@ -50,6 +61,7 @@ struct CandidateParams {
     RowSummary *partial;       // [rows][chunks], scratch
     TopLogit *candidates;      // [rows][k], sorted; may be pinned host memory
     RowSummary *summaries;     // [rows]; may be pinned host memory
+    RowMasks masks;
 };
 Kernel<CandidateParams> candidate_chunk_kernel();
 Kernel<CandidateParams> candidate_row_kernel();

@@ -5,12 +5,18 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <deque>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "engine/decode/error.h"
+#include "engine/decode/scheduler.h"
+#include "engine/decode/speculation/model_draft.h"
+#include "engine/decode/speculation/speculator.h"
+#include "engine/grammar/source.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/simt/simt.h"
 #include "tests/support/answers.h"
@@ -257,4 +263,142 @@ TEST_CASE("next token: sequences of a batch, with samples of one prompt and with
     const auto expected = answers(true);
     CHECK(expected.size() == 5);
     CHECK(answers(false) == expected);
+}
+
+namespace {
+
+// A vowel, "xyz" and a letter from b to m, again and again: few tokens are allowed, seldom the most probable one.
+// Tokens are the letters above, except the last one, which ends the text.
+Sampler constrained(const SamplingOptions &options, size_t prompt) {
+    constexpr TokenId kEnd = 299;
+    std::vector<std::string> texts;
+    for (TokenId id = 0; id < kEnd; ++id) texts.push_back(letters().text(id));
+    texts.emplace_back();
+    auto index = std::make_shared<grammar::TokenIndex>(texts, std::vector<TokenId>{kEnd});
+    grammar::Machine machine(grammar::compile(
+        {.kind = grammar::Source::Kind::Gbnf, .text = "root ::= ([aeiou] \"xyz\" [b-m]){20}"}));
+    Sampler sampler(options, kEnd + 1);
+    sampler.constrain(Constraint(std::make_shared<grammar::Masks>(std::move(machine), index)));
+    sampler.begin_answer(prompt);
+    return sampler;
+}
+
+// Guesses by the last letter, with an alternative; often wrong.
+class Guess final : public DraftSource {
+  public:
+    Draft draft(std::span<const TokenId> text, int32_t most, float, Sampler &) override {
+        const TokenId letter = text.back() % 26;
+        Draft draft;
+        for (TokenId id = letter < 23 ? 23 : letter + 1; id < 26; ++id) draft.tokens.push_back(id);
+        draft.tokens.push_back(1 + text.back() % 5);
+        draft.tokens.resize(std::min(draft.tokens.size(), static_cast<size_t>(std::max(most, 0))));
+        draft.probabilities.assign(draft.tokens.size(), 1);
+        if (draft.tokens.size() > 2) draft.branches = {{1, {draft.tokens[1] + 26}, {0.5f}}};
+        return draft;
+    }
+    std::string_view name() const override { return "guess"; }
+};
+
+struct Writer {
+    ScheduledSequence entry;
+    Sampler sampler;
+    std::unique_ptr<Speculator> speculator = {};
+    std::vector<TokenId> text = {};
+};
+
+// The texts of three sequences side by side: the second has no grammar.
+std::vector<std::vector<TokenId>> write(Executor &executor, const SamplingOptions &options, bool drafts) {
+    constexpr size_t kCount = 9;
+    Scheduler scheduler(executor, {.parallel = 3});
+    std::deque<Writer> writers;
+    for (TokenId i = 0; i < 3; ++i) {
+        const std::vector<TokenId> prompt{5, 6, 7, i};
+        Writer &writer = writers.emplace_back(
+            Writer{ScheduledSequence(executor),
+                   i == 1 ? Sampler(options, 300) : constrained(options, prompt.size())});
+        writer.sampler.set_stream(static_cast<uint32_t>(i));
+        if (drafts) {
+            std::vector<std::unique_ptr<DraftSource>> sources;
+            sources.push_back(std::make_unique<Guess>());
+            writer.speculator = std::make_unique<Speculator>(std::move(sources),
+                                                             SpeculationOptions{.length = {.branches = 2}});
+        }
+        writer.entry.append(prompt);
+        prepare_next(writer.entry, writer.sampler);
+        scheduler.add(writer.entry);
+    }
+    const auto writes = [](const Writer &writer) { return writer.text.size() < kCount; };
+    while (std::ranges::any_of(writers, writes)) {
+        REQUIRE(scheduler.step());
+        for (Writer &writer : writers) {
+            if (writer.entry.rows().empty() || !writes(writer)) continue;
+            const VerifyResult result =
+                take_tokens(writer.entry, writer.entry.rows(), writer.speculator.get(), writer.sampler);
+            writer.text.insert(writer.text.end(), result.tokens.begin(), result.tokens.end());
+            if (!writes(writer)) {
+                scheduler.remove(writer.entry);
+                continue;
+            }
+            prepare_next(writer.entry, writer.sampler);
+            const Continuation next{&writer.entry, writer.text.back(), 40, writer.speculator.get(),
+                                    &writer.sampler};
+            append_with_drafts({&next, 1}, 3);
+        }
+    }
+    std::vector<std::vector<TokenId>> texts;
+    for (Writer &writer : writers) {
+        writer.text.resize(kCount);
+        texts.push_back(writer.text);
+    }
+    return texts;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "next token: with grammars the GPU masks before it selects; the text is the same, no row is copied") {
+    Executor selecting = gpu_executor(tiny().program(), false), whole = gpu_executor(tiny().program(), true);
+    const SamplingOptions cases[] = {{.temperature = 0, .logit_bias = {}},
+                                     {.logit_bias = {}, .seed = 5},
+                                     {.repeat_penalty = 1.2f, .logit_bias = {}, .seed = 9}};
+    for (const SamplingOptions &options : cases) {
+        CAPTURE(options.seed);
+        CAPTURE(options.top_k);
+        CAPTURE(options.repeat_penalty);
+        const auto expected = write(whole, options, false);
+        for (const size_t row : {size_t{0}, size_t{2}}) {
+            std::string text;
+            for (const TokenId id : expected[row]) text += letters().text(id);
+            CAPTURE(text);
+            for (size_t at = 1; at < text.size(); at += 5)
+                CHECK(text.substr(at, 3) == std::string("xyz").substr(0, text.size() - at));
+        }
+        for (const bool drafts : {false, true}) {
+            CAPTURE(drafts);
+            simt::take_host_traffic();
+            CHECK(write(selecting, options, drafts) == expected);
+            if (options.repeat_penalty == 1) CHECK(simt::take_host_traffic().to_host == 0);
+        }
+    }
+}
+
+TEST_CASE(
+    "next token: a draft model proposes the same tokens under a grammar, from masks or from full rows") {
+    Executor selecting = gpu_executor(tiny().program(), false), whole = gpu_executor(tiny().program(), true);
+    for (const float temperature : {0.0f, 0.8f}) {
+        CAPTURE(temperature);
+        Draft drafts[2];
+        for (const int i : {0, 1}) {
+            Sampler sampler = constrained({.temperature = temperature, .logit_bias = {}, .seed = 3}, 3);
+            ModelDraft source(i == 0 ? selecting : whole, "draft");
+            drafts[i] = source.draft(std::vector<TokenId>{5, 6, 7}, 10, 0, sampler);
+        }
+        REQUIRE(drafts[0].tokens.size() == 10);
+        CHECK(drafts[0].tokens == drafts[1].tokens);
+        for (size_t i = 0; i < 10; ++i)
+            CHECK(drafts[0].probabilities[i] == doctest::Approx(drafts[1].probabilities[i]).epsilon(1e-4));
+        REQUIRE(drafts[0].branches.size() == drafts[1].branches.size());
+        for (size_t i = 0; i < drafts[0].branches.size(); ++i)
+            CHECK(drafts[0].branches[i].tokens == drafts[1].branches[i].tokens);
+    }
 }

@@ -116,6 +116,33 @@ TEST_CASE("JSON Schema: no text leads to a dead end, also inside a character") {
     }
 }
 
+TEST_CASE("JSON Schema: integers, and numbers with bounds, have a last zero after the point") {
+    struct Case {
+        const char *schema;
+        const char *begin;  // a number with a point
+        size_t zeros;       // that may follow it
+    };
+    constexpr Case kCases[] = {
+        {R"({"type":"integer"})", "6.", 17},
+        {R"({"type":"integer","minimum":1,"maximum":9})", "6.", 17},
+        {R"({"type":"number","minimum":1,"maximum":9})", "6.", 17},
+        {R"({"type":"number","minimum":1,"maximum":9})", "6.25", 15},
+        {R"({"type":"number","exclusiveMaximum":0})", "-1.", 17},
+        {R"({"type":"number","minimum":1e-20})", "6.", 20},
+        {R"({"type":"number","multipleOf":0.25})", "6.", 3},
+        {R"({"type":"integer","multipleOf":3})", "6.", 1},
+    };
+    for (const auto &[schema, begin, zeros] : kCases) {
+        CAPTURE(schema);
+        CAPTURE(begin);
+        Machine machine = machine_for(schema);
+        CHECK(matches(machine, begin + std::string(zeros, '0')));
+        CHECK(!matches(machine, begin + std::string(zeros + 1, '0')));
+        const StateId last = machine.advance(machine.start(), begin + std::string(zeros, '0'));
+        CHECK(machine.step(last, '0') == kDead);
+    }
+}
+
 TEST_CASE("JSON Schema: an object without properties has none, and the name \"\" is one of many") {
     Machine none = machine_for(R"({"type":"object","properties":{"a":{}},"maxProperties":0})");
     CHECK(matches(none, "{}"));

@@ -73,8 +73,9 @@ Json Connection::wait(int64_t request, base::Clock::time_point until, const deco
     while (sent_.at(request).is_null()) {
         if (stop.requested()) give_up(Kind::Stopped, "stopped by the user");
         const auto left = std::chrono::ceil<milliseconds>(until - base::Clock::now()).count();
-        if (left <= 0) give_up(Kind::TimedOut, "no answer in time");
-        exchange(static_cast<int>(std::min<int64_t>(left, kSliceMilliseconds)));
+        exchange(static_cast<int>(std::clamp<int64_t>(left, 0, kSliceMilliseconds)));
+        // An answer that has come counts, however late this process looks.
+        if (left <= 0 && sent_.at(request).is_null()) give_up(Kind::TimedOut, "no answer in time");
     }
     return take_result(request);
 }

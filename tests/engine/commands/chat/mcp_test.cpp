@@ -1,4 +1,6 @@
 // `runnel chat --mcp` from outside, with a model whose first answer must be a call. Needs $RUNNEL.
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -98,6 +100,60 @@ TEST_CASE("chat --mcp: an allowed call runs, its result is saved, and the model 
     CHECK(has(r.err, "good: echo " + arguments + "\n"));
     CHECK(has(r.err, "\n  good__echo (allowed)  It is echo\n"));
     CHECK(has(r.err, "\nbegins\xef\xbf\xbd[31m\n"));
+}
+
+TEST_CASE("chat --mcp: a turn ends after 25 calls, and every other call has a result") {
+    if (absent()) return;
+    // One answer of some 30 calls: with a required call and --ignore-eos, only -n ends them.
+    const Chat chat({"good"}, {"--tool-choice", "good__self", "--mcp-allow", "good", "-n", "1800", "-c",
+                               "4096", "--ignore-eos", "--whitespace", "compact"});
+    std::string calls = kTemplate;
+    const std::string begin = "<tool_call>", end = "</tool_call>";
+    const size_t from = calls.find(begin), to = calls.find(end) + end.size();
+    calls.replace(from, to - from,
+                  "<function={{ t.function.name }}>{{ t.function.arguments | tojson }}</function>");
+    std::ofstream(chat.directory / "chat.jinja") << calls;
+    Process p = chat.process();
+    std::erase(p.arguments, "--no-parallel-tool-calls");
+    p.input = "Which?\n/save " + chat.talk() + "\n";
+    const Result r = execute(p);
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(has(r.err, "the turn ends after 25 calls of tools"));
+    size_t ran = 0, refused = 0;
+    const Json messages = chat.messages();
+    REQUIRE(messages.size() > 2);
+    for (const Json &message : messages)
+        if (message["role"] == "tool") ++(message["content"] == "error: too many calls" ? refused : ran);
+    CHECK(ran == 25);
+    CHECK(refused > 0);
+    CHECK(messages.size() == 2 + ran + refused);  // no other answer
+    CHECK(messages[1]["tool_calls"].size() == ran + refused);
+}
+
+TEST_CASE("chat --mcp: no server starts if an option or the model's file is wrong") {
+    if (absent()) return;
+    const Chat chat({}, {});
+    const auto mark = chat.directory / "started";
+    const Json entry = {{"command", "/bin/sh"}, {"args", {"-c", "touch '" + mark.string() + "'"}}};
+    std::ofstream(chat.directory / "mcp.json") << Json{{"mcpServers", {{"marks", entry}}}};
+    const std::vector<std::vector<std::string>> wrong = {
+        {"--format", "json", "--regex", "a"}, {"--draft-min", "5", "--draft-max", "4"}, {"--sinks", "4"}};
+    for (const std::vector<std::string> &options : wrong) {
+        CAPTURE(options[0]);
+        Process p = chat.process();
+        p.arguments.insert(p.arguments.end(), options.begin(), options.end());
+        const Result r = execute(p);
+        CAPTURE(r.err);
+        CHECK(r.code != 0);
+        CHECK(!std::filesystem::exists(mark));
+    }
+    Process p = chat.process();
+    std::ranges::replace(p.arguments, demo_model().string(), (chat.directory / "no.gguf").string());
+    CHECK(execute(p).code != 0);
+    CHECK(!std::filesystem::exists(mark));
+    CHECK(chat.run("").code == 0);
+    CHECK(std::filesystem::exists(mark));
 }
 
 TEST_CASE("chat --mcp: without a terminal, a tool that is not allowed does not run") {

@@ -21,9 +21,12 @@ using simt::Buffer;
 
 namespace {
 
+using Mask = std::vector<bool>;
+
 struct Logits {
     int32_t rows, vocab;
     std::vector<float> values;
+    std::vector<Mask> masks = {};  // of each row; an empty one allows all. Empty: no masks
     float at(int32_t row, int32_t token) const {
         return values[static_cast<size_t>(row) * static_cast<size_t>(vocab) + static_cast<size_t>(token)];
     }
@@ -39,14 +42,60 @@ Logits random_logits(testing::Random &random, int32_t rows, int32_t vocab, bool 
     return l;
 }
 
+bool is_allowed(const Logits &l, int32_t row, int32_t token) {
+    const Mask *mask = l.masks.empty() ? nullptr : &l.masks[static_cast<size_t>(row)];
+    return !mask || mask->empty() || (*mask)[static_cast<size_t>(token)];
+}
+
+// The row with -infinity for the tokens outside its mask.
+float masked_logit(const Logits &l, int32_t row, int32_t token) {
+    return is_allowed(l, row, token) ? l.at(row, token) : -std::numeric_limits<float>::infinity();
+}
+
+// Device memory of the masks. What lies beyond the vocabulary, and the bits of rows without a mask, are wrong on
+// purpose.
+class DeviceMasks {
+  public:
+    DeviceMasks(Stream &stream, const Logits &l)
+        : is_null_(l.masks.empty()),
+          stride_((l.vocab + 31) / 32 + 3),
+          bits_(stream, bits_of(l, stride_), "mask bits"),
+          masked_(stream, masked_of(l), "masked") {}
+    RowMasks get() const {
+        if (is_null_) return {nullptr, nullptr, 0};
+        return {bits_.data(), masked_.data(), stride_};
+    }
+
+  private:
+    static std::vector<uint32_t> bits_of(const Logits &l, int32_t stride) {
+        std::vector<uint32_t> words(static_cast<size_t>(l.rows * stride), 0x5a5a5a5au);
+        for (int32_t row = 0; row < l.rows; ++row)
+            for (int32_t token = 0; token < l.vocab; ++token) {
+                uint32_t &word = words[static_cast<size_t>(row * stride + token / 32)];
+                const uint32_t bit = 1u << token % 32;
+                const bool masked = !l.masks.empty() && !l.masks[static_cast<size_t>(row)].empty();
+                if (masked) word = is_allowed(l, row, token) ? word | bit : word & ~bit;
+            }
+        return words;
+    }
+    static std::vector<int32_t> masked_of(const Logits &l) {
+        std::vector<int32_t> all(static_cast<size_t>(l.rows), 0);
+        for (size_t row = 0; row < l.masks.size(); ++row) all[row] = l.masks[row].empty() ? 0 : 1;
+        return all;
+    }
+
+    bool is_null_;
+    int32_t stride_;
+    Buffer<uint32_t> bits_;
+    Buffer<int32_t> masked_;
+};
+
 // The tokens of a row in the order of select.h.
 std::vector<int32_t> sorted(const Logits &l, int32_t row) {
     std::vector<int32_t> tokens(static_cast<size_t>(l.vocab));
     for (int32_t i = 0; i < l.vocab; ++i) tokens[static_cast<size_t>(i)] = i;
-    std::stable_sort(tokens.begin(), tokens.end(), [&](int32_t a, int32_t b) {
-        const float x = l.at(row, a), y = l.at(row, b);
-        return x > y;
-    });
+    std::stable_sort(tokens.begin(), tokens.end(),
+                     [&](int32_t a, int32_t b) { return masked_logit(l, row, a) > masked_logit(l, row, b); });
     return tokens;
 }
 
@@ -56,17 +105,20 @@ std::vector<int32_t> argmax(const Logits &l, int32_t blocks_per_row, int replays
     const auto rows = static_cast<size_t>(l.rows);
     const Buffer<uint64_t> best(stream, std::vector<uint64_t>(rows, 0), "best");
     const Buffer<uint32_t> counters(stream, std::vector<uint32_t>(rows, 0), "counters");
+    const DeviceMasks masks(stream, l);
     const PinnedMemory first(rows * sizeof(TopLogit));
     for (int i = 0; i < replays; ++i)
         simt::run_kernel(stream, argmax_kernel(),
                          {static_cast<uint32_t>(l.rows * blocks_per_row), kArgmaxShared},
                          {logits.data(), l.vocab, l.vocab, blocks_per_row, best.data(), counters.data(),
-                          first.as<TopLogit>()});
+                          first.as<TopLogit>(), masks.get()});
     stream.wait();
     std::vector<int32_t> tokens;
     for (int32_t row = 0; row < l.rows; ++row) {
         const TopLogit c = first.as<TopLogit>()[row];
-        CHECK(std::memcmp(&c.logit, &l.values[static_cast<size_t>(row * l.vocab + c.token)], 4) == 0);
+        const float expected =
+            std::isfinite(l.at(row, c.token)) ? masked_logit(l, row, c.token) : l.at(row, c.token);
+        CHECK(std::memcmp(&c.logit, &expected, 4) == 0);
         tokens.push_back(c.token);
     }
     return tokens;
@@ -86,8 +138,9 @@ Chosen candidates(const Logits &l, int32_t k) {
     const Buffer<RowSummary> partial(stream, parts, "partial"), summaries(stream, rows, "summaries");
     const Buffer<TopLogit> out(stream, rows * static_cast<size_t>(k), "candidates");
     stream.fill(out.data(), 0, rows * static_cast<size_t>(k) * sizeof(TopLogit));
-    const CandidateParams params{logits.data(), l.vocab,        l.vocab,    chunks,          k,
-                                 keys.data(),   partial.data(), out.data(), summaries.data()};
+    const DeviceMasks masks(stream, l);
+    const CandidateParams params{logits.data(), l.vocab,        l.vocab,    chunks,           k,
+                                 keys.data(),   partial.data(), out.data(), summaries.data(), masks.get()};
     simt::run_kernel(stream, candidate_chunk_kernel(), {static_cast<uint32_t>(parts), candidate_shared()},
                      params);
     simt::run_kernel(stream, candidate_row_kernel(), {static_cast<uint32_t>(l.rows), candidate_shared()},
@@ -149,4 +202,68 @@ TEST_CASE("cuda select: candidates are the sorted head of the row, and the summa
                           doctest::Approx(exact).epsilon(1e-6));
                 }
             }
+}
+
+namespace {
+
+// Masks of all densities, one token included; some rows have none.
+void add_masks(testing::Random &random, Logits &l) {
+    for (int32_t row = 0; row < l.rows; ++row) {
+        Mask mask;
+        const uint64_t kind = random.below(5);
+        if (kind > 0) mask.resize(static_cast<size_t>(l.vocab));
+        for (size_t t = 0; t < mask.size(); ++t) mask[t] = random.below(kind * kind * kind) == 0;
+        if (!mask.empty()) mask[random.below(mask.size())] = true;
+        l.masks.push_back(std::move(mask));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("cuda select: rows with masks, beside rows without, give what rows of -infinity would") {
+    testing::Random random(23);
+    for (const int32_t vocab : {1, 31, 500, 4096, 9001})
+        for (const int32_t k : {1, 7, 256}) {
+            CAPTURE(vocab);
+            CAPTURE(k);
+            Logits l = random_logits(random, 4, vocab, k != 7);
+            add_masks(random, l);
+            const auto first = argmax(l, 3, 2);
+            const Chosen chosen = candidates(l, k);
+            for (int32_t row = 0; row < l.rows; ++row) {
+                CAPTURE(row);
+                const auto order = sorted(l, row);
+                CHECK(first[static_cast<size_t>(row)] == order[0]);
+                std::vector<float> allowed;
+                for (int32_t t = 0; t < vocab; ++t)
+                    if (is_allowed(l, row, t)) allowed.push_back(l.at(row, t));
+                for (int32_t i = 0; i < std::min(k, vocab); ++i) {
+                    const TopLogit c = chosen.candidates[static_cast<size_t>(row * k + i)];
+                    REQUIRE(c.token == order[static_cast<size_t>(i)]);
+                    REQUIRE(c.logit == masked_logit(l, row, c.token));
+                    CHECK((c.logit > -1e30f) == (i < static_cast<int32_t>(allowed.size())));
+                }
+                const RowSummary summary = chosen.summaries[static_cast<size_t>(row)];
+                CHECK(summary.largest == l.at(row, order[0]));
+                CHECK(double{summary.largest} + std::log(double{summary.sum}) ==
+                      doctest::Approx(reference::log_sum_exp(reference::to_row(allowed))).epsilon(1e-6));
+            }
+        }
+}
+
+TEST_CASE("cuda select: a mask hides no logit that is not finite, and a mask of nothing gives -infinity") {
+    const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+    for (const float odd : {nan, inf, -inf}) {
+        const Logits l{1, 4, {7, 3, odd, -5}, {{true, true, false, true}}};
+        CHECK(argmax(l, 2)[0] == 2);
+        CHECK(!std::isfinite(candidates(l, 3).candidates[0].logit));
+    }
+    const Logits none{2, 3, {1, 2, 3, 1, 2, 3}, {{false, false, false}, {}}};
+    CHECK(argmax(none, 1) == std::vector<int32_t>{0, 2});
+    const Chosen chosen = candidates(none, 3);
+    for (size_t i = 0; i < 3; ++i) {
+        CHECK(chosen.candidates[i].token == static_cast<int32_t>(i));
+        CHECK(chosen.candidates[i].logit == -inf);
+        CHECK(chosen.candidates[3 + i].token == 2 - static_cast<int32_t>(i));
+    }
 }

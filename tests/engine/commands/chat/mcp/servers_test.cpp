@@ -3,12 +3,14 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <thread>
 
+#include "engine/commands/chat/mcp/connection.h"
 #include "tests/support/mcp_server.h"
 #include "tests/support/temporary.h"
 
@@ -158,6 +160,18 @@ TEST_CASE("mcp: servers that never answer end with the time, and calls are cance
     CHECK(slow.servers.call(*tool, Json::object(), stop).kind == CallResult::Kind::Stopped);
     user.join();
     CHECK(slow.log_has("slow", "cancelled 5"));
+}
+
+TEST_CASE("mcp: an answer that has come counts, even if the time is over") {
+    const NoPipeSignal no_signal;
+    Connection connection(config_of("good"));
+    const int64_t request = connection.send("initialize", {{"protocolVersion", "2025-06-18"}});
+    pollfd answer{connection.process().output(), POLLIN, 0};
+    REQUIRE(poll(&answer, 1, static_cast<int>(kLong.count())) == 1);
+    const auto now = runnel::base::Clock::now();
+    CHECK(connection.wait(request, now, StopRequest()).is_object());
+    const int64_t other = connection.send("no/such/method", Json::object());
+    CHECK_THROWS_AS(connection.wait(other, now - 1s, StopRequest()), ServerError);
 }
 
 TEST_CASE("mcp: a server that answers late takes no time from the others") {
