@@ -50,14 +50,6 @@ Split read_split(const Part &part, const fs::path &path) {
     return split;
 }
 
-// The end of a part's file name, numbered from 1: "-00002-of-00007.gguf".
-std::string part_ending(int64_t number, int64_t count) {
-    char text[64];
-    std::snprintf(text, sizeof text, "-%05lld-of-%05lld.gguf", static_cast<long long>(number) + 1,
-                  static_cast<long long>(count));
-    return text;
-}
-
 std::vector<fs::path> part_paths(const fs::path &path, const Split &split) {
     const std::string name = path.filename().native(), ending = part_ending(split.number, split.count);
     if (!name.ends_with(ending))
@@ -81,6 +73,13 @@ void expect_part(const Part &part, const Split &whole, int64_t number, const fs:
 }
 
 }  // namespace
+
+std::string part_ending(int64_t number, int64_t count) {
+    char text[64];
+    std::snprintf(text, sizeof text, "-%05lld-of-%05lld.gguf", static_cast<long long>(number) + 1,
+                  static_cast<long long>(count));
+    return text;
+}
 
 File File::from_bytes(std::span<const std::byte> bytes, const std::string &name) {
     File file;

@@ -35,6 +35,9 @@ class FileError : public std::runtime_error {
     bool missing;
 };
 
+// The end of the name of a part of a split set, numbered from 0: part_ending(1, 7) is "-00002-of-00007.gguf".
+std::string part_ending(int64_t number, int64_t count);
+
 struct Tensor {
     std::string_view name;
     Type type;              // of a known format; traits(type).supported: whether its values can be read

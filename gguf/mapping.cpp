@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 
 #include "gguf/file.h"
@@ -51,6 +52,14 @@ Mapping::Mapping(const std::filesystem::path &path) {
 
 Mapping::~Mapping() {
     if (!bytes_.empty()) munmap(const_cast<std::byte *>(bytes_.data()), bytes_.size());
+}
+
+void forget_pages(std::span<const std::byte> bytes) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = reinterpret_cast<uintptr_t>(bytes.data());
+    const uintptr_t first = (begin + page - 1) / page * page, last = (begin + bytes.size()) / page * page;
+    // (Advice: if the kernel refuses, nothing is wrong.)
+    if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
 }
 
 }  // namespace runnel::gguf

@@ -173,9 +173,13 @@ void Writer::write(std::span<const std::byte> piece) {
     if (++impl_->tensor < impl_->sizes.size()) impl_->remaining = impl_->sizes[impl_->tensor];
 }
 
-void Writer::finish() {
+bool Writer::has_all_data() const {
     impl_->expect_open(true);
-    if (impl_->tensor < impl_->sizes.size()) throw std::logic_error("gguf::Writer: tensor data is missing");
+    return impl_->tensor == impl_->sizes.size();
+}
+
+void Writer::finish() {
+    if (!has_all_data()) throw std::logic_error("gguf::Writer: tensor data is missing");
     impl_->file->commit();
     *this = Writer();
 }

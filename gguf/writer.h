@@ -107,6 +107,7 @@ class Writer {
     void start(const std::filesystem::path &path, const OutputOptions &options = {});
     void write(std::span<const std::byte> piece);
     void finish();
+    bool has_all_data() const;  // after start(): finish() may be called
 
   private:
     struct Impl;

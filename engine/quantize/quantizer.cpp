@@ -10,6 +10,8 @@
 #include <mutex>
 #include <thread>
 
+#include "engine/quantize/model_parts.h"
+#include "gguf/mapping.h"
 #include "gguf/printable.h"
 #include "gguf/quantize.h"
 #include "gguf/writer.h"
@@ -146,17 +148,71 @@ bool write_pruned(std::string_view key, const gguf::Value &value, const ModelSha
     return true;
 }
 
+bool is_integer(gguf::ValueType type) {
+    return type != gguf::ValueType::Bool && gguf::fixed_size(type) > 0 && type != gguf::ValueType::F32 &&
+           type != gguf::ValueType::F64;
+}
+
+bool is_same_kind(const gguf::Value &value, const Override &wish) {
+    using gguf::ValueType;
+    switch (value.type()) {
+        case ValueType::F32:
+        case ValueType::F64:
+            return std::holds_alternative<double>(wish);
+        case ValueType::Bool:
+            return std::holds_alternative<bool>(wish);
+        case ValueType::String:
+            return std::holds_alternative<std::string>(wish);
+        default:
+            return is_integer(value.type()) && std::holds_alternative<int64_t>(wish);
+    }
+}
+
+void check_overrides(const gguf::File &source, const QuantizeRequest &request) {
+    for (const auto &[key, wish] : request.overrides) {
+        if (key == "general.alignment" || key.starts_with("split.") || key.starts_with("quantize."))
+            throw QuantizeError("metadata " + gguf::quoted(key) +
+                                " cannot be overridden: it describes how the file is written");
+        const gguf::Value *value = source.find(key);
+        if (value && !is_same_kind(*value, wish))
+            throw QuantizeError("metadata " + gguf::quoted(key) +
+                                " cannot be overridden: its value is of type " +
+                                std::string(gguf::name(value->type())));
+    }
+}
+
+void write_override(const std::string &key, const Override &wish, gguf::Writer &writer) {
+    if (const auto *integer = std::get_if<int64_t>(&wish)) {
+        if (*integer >= 0 && *integer <= UINT32_MAX)
+            writer.add(key, static_cast<uint32_t>(*integer));
+        else
+            writer.add(key, *integer);
+    } else if (const auto *number = std::get_if<double>(&wish)) {
+        writer.add(key, static_cast<float>(*number));
+    } else if (const auto *truth = std::get_if<bool>(&wish)) {
+        writer.add(key, *truth);
+    } else {
+        writer.add(key, std::get<std::string>(wish));
+    }
+}
+
+bool is_overridden(std::string_view key, const QuantizeRequest &request) {
+    return std::ranges::any_of(request.overrides, [&](const auto &pair) { return pair.first == key; });
+}
+
 // Copies metadata in the source's order, except keys about the source's parts and types, which are replaced.
 void copy_metadata(const gguf::File &source, const QuantizeRequest &request, gguf::Writer &writer) {
     const ModelShape model = shape_of(source);
     for (const auto &[key, value] : source.metadata()) {
         if (key.starts_with("split.") || key == "general.quantization_version" ||
-            key == "general.file_type" || key == "general.alignment")
+            key == "general.file_type" || key == "general.alignment" || is_overridden(key, request))
             continue;
         if (!write_pruned(key, value, model, request.pruned, writer)) writer.add(key, value);
     }
-    writer.add("general.quantization_version", uint32_t{2});
-    writer.add("general.file_type", request.mix->file_type);
+    if (!is_overridden("general.quantization_version", request))
+        writer.add("general.quantization_version", uint32_t{2});
+    if (!is_overridden("general.file_type", request)) writer.add("general.file_type", request.mix->file_type);
+    for (const auto &[key, wish] : request.overrides) write_override(key, wish, writer);
     if (!request.importance) return;
     constexpr size_t kMost = 127;
     writer.add("quantize.imatrix.file", request.importance_file.substr(0, kMost));
@@ -231,7 +287,7 @@ void check_blocks(const gguf::Tensor &tensor, int64_t row, Type type, const std:
 
 class Conversion {
   public:
-    Conversion(const QuantizeRequest &request, gguf::Writer &writer) : request_(request), writer_(writer) {}
+    Conversion(const QuantizeRequest &request, PartsWriter &writer) : request_(request), writer_(writer) {}
 
     bool convert(const PlannedTensor &planned) {
         const gguf::Tensor &tensor = *planned.source;
@@ -253,6 +309,8 @@ class Conversion {
                                             out_.data() + static_cast<size_t>(r) * row_after);
                         });
             writer_.write(out_);
+            gguf::forget_pages({tensor.data + static_cast<size_t>(first) * row_before,
+                                static_cast<size_t>(count) * row_before});
             if (!advance(static_cast<uint64_t>(count) * row_before)) return false;
         }
         return true;
@@ -264,6 +322,7 @@ class Conversion {
         for (size_t at = 0; at < tensor.bytes; at += kPiece) {
             const size_t bytes = std::min<size_t>(kPiece, tensor.bytes - at);
             writer_.write({tensor.data + at, bytes});
+            gguf::forget_pages({tensor.data + at, bytes});
             if (!advance(bytes)) return false;
         }
         return true;
@@ -300,7 +359,7 @@ class Conversion {
     }
 
     const QuantizeRequest &request_;
-    gguf::Writer &writer_;
+    PartsWriter &writer_;
     std::vector<std::byte> out_;
     uint64_t done_ = 0;
 };
@@ -310,6 +369,10 @@ class Conversion {
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request) {
     ModelShape model = shape_of(source);
     check_pruned(model, request.pruned);
+    check_overrides(source, request);
+    if (output_parts(source, request) > kMostParts)
+        throw QuantizeError("the model has " + std::to_string(source.parts()) + " parts; at most " +
+                            std::to_string(kMostParts) + " can be kept");
     model.layers -= static_cast<int64_t>(request.pruned.size());
     std::vector<const gguf::Tensor *> tensors;
     std::vector<std::string> names;
@@ -338,15 +401,23 @@ QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &
         plan.elements += tensor.elements();
         plan.tensors.push_back({&tensor, names[choice.tensor], choice.type, bytes, std::move(choice.note)});
     }
+    if (request.keep_split)
+        std::ranges::stable_sort(plan.tensors, {},
+                                 [](const PlannedTensor &tensor) { return tensor.source->part; });
     return plan;
+}
+
+size_t output_parts(const gguf::File &source, const QuantizeRequest &request) {
+    return request.keep_split ? source.parts() : 1;
 }
 
 bool quantize(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request,
               const std::filesystem::path &path) {
-    gguf::Writer writer;
-    copy_metadata(source, request, writer);
+    constexpr uint32_t kAlignment = 32;
+    PartsWriter writer(output_parts(source, request), kAlignment);
+    copy_metadata(source, request, writer.first());
     for (const PlannedTensor &planned : plan.tensors)
-        writer.add_tensor(planned.name, planned.type,
+        writer.add_tensor(request.keep_split ? planned.source->part : 0, planned.name, planned.type,
                           {planned.source->shape, static_cast<size_t>(planned.source->rank)});
     writer.start(path, {.overwrite = true});  // the caller checked; never overwrites the source
     Conversion conversion(request, writer);

@@ -10,6 +10,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "engine/quantize/importance.h"
@@ -23,6 +25,10 @@ enum class Method {
     Search,    // our own, with a smaller squared error; ignores importance. Not for IQ1 to IQ3: Standard then
 };
 
+// A metadata value given by the user. Written as llama-quantize does: integers as u32, numbers as f32; integers that no
+// u32 holds as i64.
+using Override = std::variant<int64_t, double, bool, std::string>;
+
 struct QuantizeRequest {
     const Mix *mix = nullptr;
     MixOptions types = {};
@@ -31,6 +37,9 @@ struct QuantizeRequest {
     std::set<int64_t> pruned = {};           // layers to omit; later ones move up
     const Importance *importance = nullptr;  // or none
     std::string importance_file = {};        // its name, recorded in the metadata
+    // Replace values of the source, or are added at the end.
+    std::vector<std::pair<std::string, Override>> overrides = {};
+    bool keep_split = false;  // the output has the parts of the source
     int threads = 1;
     // Called between pieces of work with bytes read so far. False: stop.
     std::function<bool(uint64_t done)> progress = {};
@@ -51,10 +60,15 @@ struct QuantizePlan {
 };
 
 // Plans what quantize() writes. Throws QuantizeError for types that runnel does not write, for a quantized
-// source without allow_requantize, for importance that does not fit, and for layers that do not exist.
+// source without allow_requantize, for importance that does not fit, for layers that do not exist, and for overrides of
+// another kind than the source's value.
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request);
 
-// Writes `plan` to `path`; memory is bounded by some 64 MiB, whatever the model's size. Returns false when
+// The number of files that quantize() writes: 1, or the source's with keep_split.
+size_t output_parts(const gguf::File &source, const QuantizeRequest &request);
+
+// Writes `plan` to `path`, which for several parts is the beginning of their names (model_parts.h). Memory is bounded by
+// some 64 MiB, whatever the model's size. Returns false when
 // progress() asked to stop: then nothing is left behind. Throws gguf::WriteError, and QuantizeError for values
 // that are not finite or do not fit the type.
 bool quantize(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request,

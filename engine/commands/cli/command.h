@@ -62,6 +62,8 @@ Command grammar_command();
 Command devices_command();
 Command doctor_command();
 Command quantize_command();
+Command split_command();
+Command merge_command();
 Command imatrix_command();
 Command pull_command();
 Command list_command();

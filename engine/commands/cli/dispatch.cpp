@@ -32,6 +32,8 @@ constexpr CommandEntry kCommands[] = {
     {"devices", devices_command},
     {"doctor", doctor_command},
     {"quantize", quantize_command},
+    {"split", split_command},
+    {"merge", merge_command},
     {"imatrix", imatrix_command},
     {"pull", pull_command},
     {"list", list_command},

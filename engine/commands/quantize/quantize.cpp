@@ -4,16 +4,17 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "engine/commands/figures.h"
-#include "engine/commands/json.h"
-#include "engine/decode/stop_request.h"
+#include "engine/commands/quantize/model_output.h"
+#include "engine/quantize/model_parts.h"
 #include "gguf/printable.h"
 #include "gguf/quantize.h"
 
@@ -21,8 +22,6 @@ namespace runnel::commands {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-using namespace std::chrono_literals;
 
 gguf::Type type_named(const std::string &name, const std::string &option) {
     const quantize::Mix *mix = quantize::find_mix(name);
@@ -44,6 +43,16 @@ const quantize::Mix &mix_named(const std::string &name) {
     throw UsageError("there is no type " + gguf::quoted(name) + "; types: " + names);
 }
 
+std::vector<std::string> lines_of(const std::string &text) {
+    std::vector<std::string> lines;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) {
+        if (line.ends_with('\r')) line.pop_back();
+        if (!line.empty() && !line.starts_with('#')) lines.push_back(line);
+    }
+    return lines;
+}
+
 quantize::MixOptions mix_options(const QuantizeOptions &options) {
     quantize::MixOptions result;
     result.pure = options.pure;
@@ -51,7 +60,11 @@ quantize::MixOptions mix_options(const QuantizeOptions &options) {
     if (!options.output_type.empty()) result.output = type_named(options.output_type, "--output-tensor-type");
     if (!options.embedding_type.empty())
         result.embedding = type_named(options.embedding_type, "--token-embedding-type");
-    for (const std::string &wish : options.tensor_types) {
+    std::vector<std::string> wishes = options.tensor_types;
+    if (!options.tensor_type_file.empty())
+        for (std::string &line : lines_of(read_all(options.tensor_type_file, 0)))
+            wishes.push_back(std::move(line));
+    for (const std::string &wish : wishes) {
         const size_t equals = wish.rfind('=');
         if (equals == std::string::npos || equals == 0)
             throw UsageError("--tensor-type takes PATTERN=TYPE, not " + gguf::quoted(wish));
@@ -104,63 +117,29 @@ void print_plan(const quantize::QuantizePlan &plan, bool json, Io &io) {
     io.out.write(text + "all: " + summary(plan) + "\n");
 }
 
-// "quantizing [####----]  50%  2.3 of 4.6 GiB  21 s left", at most five times a second.
-class Bar {
-  public:
-    explicit Bar(Io &io) : io_(io) {}
-    ~Bar() {
-        if (drawn_) io_.progress("\r\x1b[K");
+// "KEY=TYPE:VALUE", the type one of int, float, bool and str.
+std::pair<std::string, quantize::Override> parse_override(const std::string &text) {
+    const UsageError bad("--override-kv takes KEY=TYPE:VALUE with the type int, float, bool or str, not " +
+                         gguf::quoted(text));
+    const size_t equals = text.find('='), colon = text.find(':', equals == text.npos ? 0 : equals);
+    if (equals == text.npos || equals == 0 || colon == text.npos) throw bad;
+    const std::string key = text.substr(0, equals), type = text.substr(equals + 1, colon - equals - 1),
+                      value = text.substr(colon + 1);
+    if (type == "str") return {key, value};
+    if (type == "bool" && (value == "true" || value == "false")) return {key, value == "true"};
+    const char *const begin = value.data(), *const end = begin + value.size();
+    if (type == "int") {
+        int64_t integer = 0;
+        if (const auto [rest, error] = std::from_chars(begin, end, integer);
+            error == std::errc() && rest == end)
+            return {key, integer};
+    } else if (type == "float") {
+        double number = 0;
+        if (const auto [rest, error] = std::from_chars(begin, end, number);
+            error == std::errc() && rest == end && std::isfinite(static_cast<float>(number)))
+            return {key, number};
     }
-    Bar(const Bar &) = delete;
-    Bar &operator=(const Bar &) = delete;
-
-    void update(uint64_t done, uint64_t all) {
-        const auto now = Clock::now();
-        if (!io_.err.is_terminal() || io_.quiet || now - start_ < 1s || now - last_ < 200ms || all == 0)
-            return;
-        last_ = now;
-        drawn_ = true;
-        const double share = static_cast<double>(done) / static_cast<double>(all);
-        const double seconds = std::chrono::duration<double>(now - start_).count();
-        char text[96];
-        std::snprintf(text, sizeof text, "%s of %s  %.0f s left", size_text(done).c_str(),
-                      size_text(all).c_str(), share > 0 ? seconds / share - seconds : 0);
-        io_.progress("\rquantizing " + progress_bar(share) + text + "\x1b[K");
-    }
-
-  private:
-    Io &io_;
-    const Clock::time_point start_ = Clock::now();
-    Clock::time_point last_{};
-    bool drawn_ = false;
-};
-
-void check_destination(const gguf::File &source, const QuantizeOptions &options) {
-    const fs::path path(options.destination);
-    std::error_code error;
-    const fs::file_status status = fs::status(path, error);
-    if (!fs::exists(status)) return;
-    if (fs::is_directory(status))
-        throw UsageError(gguf::printable(options.destination, 1024) + ": is a folder");
-    const fs::path in(options.source);
-    std::error_code unknown;
-    if (fs::equivalent(path, in, unknown) || fs::equivalent(path, source.path(), unknown))
-        throw UsageError(gguf::printable(options.destination, 1024) +
-                         ": this is the input file: choose another output");
-    if (fs::is_regular_file(status) && !options.overwrite)
-        throw UsageError(gguf::printable(options.destination, 1024) +
-                         ": exists already; --overwrite replaces it");
-}
-
-void check_space(const quantize::QuantizePlan &plan, const std::string &destination) {
-    constexpr uint64_t kMetadata = uint64_t{16} << 20;
-    const fs::path folder = fs::absolute(destination).parent_path();
-    std::error_code error;
-    const fs::space_info space = fs::space(folder, error);
-    if (!error && space.available < plan.bytes_after + kMetadata)
-        throw OutputError(gguf::printable(destination, 1024) + ": needs " +
-                          size_text(plan.bytes_after + kMetadata) + ", but the disk has " +
-                          size_text(space.available) + " free");
+    throw bad;
 }
 
 int convert(const QuantizeOptions &options, Io &io) {
@@ -168,6 +147,12 @@ int convert(const QuantizeOptions &options, Io &io) {
     request.mix = &mix_named(options.type);
     request.types = mix_options(options);
     request.method = options.method;
+    request.keep_split = options.keep_split;
+    for (const std::string &text : options.overrides) {
+        auto wish = parse_override(text);
+        std::erase_if(request.overrides, [&](const auto &earlier) { return earlier.first == wish.first; });
+        request.overrides.push_back(std::move(wish));
+    }
     request.allow_requantize = options.allow_requantize;
     request.pruned = {options.pruned.begin(), options.pruned.end()};
     request.threads = options.threads > 0
@@ -185,21 +170,22 @@ int convert(const QuantizeOptions &options, Io &io) {
         print_plan(plan, options.json, io);
         return exit_code::kDone;
     }
-    check_destination(source, options);
-    check_space(plan, options.destination);
+    const size_t parts = quantize::output_parts(source, request);
+    std::string destination = options.destination;
+    if (parts > 1 && destination.ends_with(".gguf")) destination.resize(destination.size() - 5);
+    const std::vector<fs::path> outputs = quantize::output_paths(destination, parts);
+    for (const fs::path &path : outputs) check_destination(path, source, options.overwrite);
+    check_space(plan.bytes_after, destination);
     for (const quantize::PlannedTensor &tensor : plan.tensors)
         if (!tensor.note.empty()) io.note(gguf::printable(tensor.source->name, 200) + ": " + tensor.note);
-    decode::StopRequest stop;
-    InterruptScope interrupts(stop);
-    {
-        Bar bar(io);
-        request.progress = [&](uint64_t done) {
-            bar.update(done, plan.bytes_before);
-            return !stop.requested();
-        };
-        if (!quantize::quantize(source, plan, request, options.destination)) return exit_code::kInterrupted;
-    }
-    io.note(gguf::printable(options.destination, 1024) + ": " + summary(plan));
+    const int code =
+        with_bar("quantizing", plan.bytes_before, io, [&](const std::function<bool(uint64_t)> &progress) {
+            request.progress = progress;
+            return quantize::quantize(source, plan, request, destination);
+        });
+    if (code != exit_code::kDone) return code;
+    io.note(gguf::printable(outputs.front().native(), 1024) +
+            (parts > 1 ? " and " + std::to_string(parts - 1) + " more" : "") + ": " + summary(plan));
     return exit_code::kDone;
 }
 

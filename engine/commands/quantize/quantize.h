@@ -14,6 +14,9 @@ struct QuantizeOptions {
     std::string source, destination, type;
     std::string importance;                 // file; empty: none
     std::vector<std::string> tensor_types;  // "REGEX=TYPE"
+    std::string tensor_type_file;           // more of them, one per line
+    std::vector<std::string> overrides;     // "KEY=TYPE:VALUE"
+    bool keep_split = false;
     std::string output_type, embedding_type;
     std::vector<int64_t> pruned;  // layers
     bool pure = false, leave_output = false, allow_requantize = false;

@@ -31,6 +31,7 @@ Command quantize_command() {
         .list("--tensor-type", o->tensor_types,
               "a type for tensors by name, PATTERN=TYPE; the first match counts")
         .takes("PATTERN=TYPE");
+    table.text("--tensor-type-file", o->tensor_type_file, "more of them, a line each").takes("FILE");
     table.text("--output-tensor-type", o->output_type, "type of output.weight").takes("TYPE");
     table.text("--token-embedding-type", o->embedding_type, "type of token_embd.weight").takes("TYPE");
     table.flag("--pure", o->pure, "the same type for all tensors, without the mix's exceptions");
@@ -42,6 +43,11 @@ Command quantize_command() {
         "standard: llama.cpp's bytes; search: our own search for Q2_K to Q6_K and IQ4, without --imatrix");
     table.numbers("--prune-layers", o->pruned, whole_numbers(0, 1 << 20),
                   "omit these layers, numbered from 0; later ones move up");
+    table
+        .list("--override-kv", o->overrides,
+              "metadata of OUT: KEY=TYPE:VALUE, TYPE one of int, float, bool, str")
+        .takes("KEY=TYPE:VALUE");
+    table.flag("--keep-split", o->keep_split, "as many parts as IN has, named OUT-00001-of-0000N.gguf");
     table.flag("--dry-run", o->dry_run, "print the types and sizes, write nothing");
     table.flag("--json", o->json, "with --dry-run: as JSON");
     table.flag("--overwrite", o->overwrite, "replace OUT if it exists");
@@ -52,7 +58,7 @@ Command quantize_command() {
         o->source = words.model;
         o->destination = words.operands[0];
         o->type = words.operands[1];
-        confine({{o->source, o->importance}, {o->dry_run ? "" : o->destination}}, "cpu");
+        confine({{o->source, o->importance, o->tensor_type_file}, {o->dry_run ? "" : o->destination}}, "cpu");
         return quantize_model(*o, io);
     };
     return command;

@@ -348,3 +348,59 @@ TEST_CASE("imatrix: writes a file that quantize reads, and shows its statistics"
     std::ofstream(directory / "bad") << "no GGUF";
     CHECK(runnel_with({"imatrix", "--show", (directory / "bad").string()}).code != 0);
 }
+
+TEST_CASE("quantize: --override-kv replaces and adds metadata, and refuses another kind of value") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const fs::path in = random_f16_model(directory), out = directory / "out.gguf";
+    const Result r = runnel_with(
+        {"quantize", in.string(), out.string(), "Q8_0", "--override-kv", "general.name=str:a=b:c",
+         "--override-kv", "my.truth=bool:true", "--override-kv", "my.number=float:0.5", "--override-kv",
+         "my.count=int:7", "--override-kv", "my.count=int:-8", "--override-kv", "general.file_type=int:1"});
+    CAPTURE(r.err);
+    REQUIRE(r.code == 0);
+    const gguf::File file = gguf::File::open(out);
+    CHECK(file.find("general.name")->as_string() == "a=b:c");
+    CHECK(file.find("my.truth")->as_bool() == true);
+    CHECK(file.find("my.number")->as_float() == 0.5);
+    CHECK(file.find("my.count")->as_int() == -8);
+    CHECK(file.find("general.file_type")->as_int() == 1);
+    CHECK(runnel_with({"run", out.string(), "ab", "-n", "2", "--temp", "0"}).code == 0);
+    for (const auto &[text, code] : {std::pair{"general.name=int:3", 5},
+                                     {"tokenizer.ggml.tokens=str:x", 5},
+                                     {"general.alignment=int:64", 5},
+                                     {"split.count=int:2", 5},
+                                     {"x", 2},
+                                     {"x=int", 2},
+                                     {"=int:3", 2},
+                                     {"x=int:3.5", 2},
+                                     {"x=float:1e999", 2},
+                                     {"x=bool:yes", 2},
+                                     {"x=word:yes", 2},
+                                     {"x=int:99999999999999999999", 2}}) {
+        CAPTURE(text);
+        const Result bad = runnel_with(
+            {"quantize", in.string(), (directory / "bad.gguf").string(), "Q8_0", "--override-kv", text});
+        CHECK(bad.code == code);
+        check_message(bad);
+        CHECK_FALSE(fs::exists(directory / "bad.gguf"));
+    }
+}
+
+TEST_CASE("quantize: --tensor-type-file is read like --tensor-type, whose rules come first") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const fs::path in = random_f16_model(directory), out = directory / "out.gguf";
+    std::ofstream(directory / "types") << "# comment\nattn_q=Q5_0\r\n\nattn=Q4_1\n";
+    REQUIRE(runnel_with({"quantize", in.string(), out.string(), "Q8_0", "--tensor-type", "attn_k=Q4_0",
+                         "--tensor-type-file", (directory / "types").string()})
+                .code == 0);
+    const gguf::File file = gguf::File::open(out);
+    CHECK(file.find_tensor("blk.0.attn_k.weight")->type == gguf::Type::Q4_0);
+    CHECK(file.find_tensor("blk.0.attn_q.weight")->type == gguf::Type::Q5_0);
+    CHECK(file.find_tensor("blk.0.attn_v.weight")->type == gguf::Type::Q4_1);
+    CHECK(file.find_tensor("blk.0.ffn_up.weight")->type == gguf::Type::Q8_0);
+    CHECK(runnel_with({"quantize", in.string(), out.string(), "Q8_0", "--overwrite", "--tensor-type-file",
+                       (directory / "none").string()})
+              .code == 2);
+}

@@ -177,6 +177,7 @@ TEST_CASE("sandbox: code that takes over a command while it maps the model is co
         {"inspect", model, "--diff", model},
         {"inspect", model, "--plan", "--plot", directory / "plan.svg"},
         {"quantize", model, directory / "quantized", "Q4_0", "--allow-requantize"},
+        {"split", model, "--tensors", "20", "-o", directory / "split", "--overwrite"},
         {"imatrix", model, "-f", held_out_text(), "-c", "32", "--chunks", "1", "-o", directory / "imatrix"},
         {"bench", model, "-p", "8", "-n", "2", "-r", "1", "--device", "cpu"},
         {"doctor", model, "--quick", "--device", "cpu"},
