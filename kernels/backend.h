@@ -192,6 +192,9 @@ class Backend {
     // files and restored.
     virtual void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) = 0;
     virtual void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) = 0;
+    // Where write_block() would copy to, if that is memory of this process; empty otherwise. Several threads may write
+    // different blocks there.
+    virtual std::span<std::byte> block_memory(int32_t /*group*/, BlockId /*block*/) { return {}; }
 
     // Reads or writes the state_bytes() bytes of a state slot, likewise.
     virtual void read_state(StateId slot, std::span<std::byte> bytes);

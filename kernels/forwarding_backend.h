@@ -33,6 +33,9 @@ class ForwardingBackend : public Backend {
     void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
         device_->read_block(group, block, bytes);
     }
+    std::span<std::byte> block_memory(int32_t group, BlockId block) override {
+        return device_->block_memory(group, block);
+    }
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
         device_->write_block(group, block, bytes);
     }

@@ -179,15 +179,12 @@ bool PromptChunk::read_head(int fd, const decode::Executor &executor) {
     return offset == size_ && key_after(header.before, tokens_) == header.after;
 }
 
-PromptChunk::Read PromptChunk::read(std::span<const Part> parts, std::vector<std::byte> &bytes) const {
+PromptChunk::Read PromptChunk::read(const Part &part, std::span<std::byte> bytes) const {
     const OpenFile file(path_);
     if (file.fd < 0 || file.status.st_dev != device_ || file.status.st_ino != inode_) return Read::Gone;
-    for (const Part &part : parts) {
-        bytes.resize(bytes.size() + part.bytes);
-        const auto place = std::span(bytes).last(part.bytes);
-        if (!read_at(file.fd, part.offset, place) || sum_of(place) != part.sum) return Read::Damaged;
-    }
-    return Read::Sound;
+    const bool is_sound =
+        part.bytes == bytes.size() && read_at(file.fd, part.offset, bytes) && sum_of(bytes) == part.sum;
+    return is_sound ? Read::Sound : Read::Damaged;
 }
 
 kernels::StateId state_after(const decode::SequenceCache &sequence, size_t blocks) {

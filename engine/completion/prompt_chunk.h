@@ -52,13 +52,12 @@ class PromptChunk {
     const Part &block(size_t group, size_t block) const { return parts_[group][block]; }
     const Part &state() const { return state_; }
 
-    // Appends the bytes of these parts to `bytes`.
     enum class Read {
         Sound,
         Damaged,
         Gone,  // it cannot be opened any more, or is another file now
     };
-    Read read(std::span<const Part> parts, std::vector<std::byte> &bytes) const;
+    Read read(const Part &part, std::span<std::byte> bytes) const;  // into part.bytes bytes
 
   private:
     bool read_head(int fd, const decode::Executor &executor);

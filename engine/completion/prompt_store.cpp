@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <ctime>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -227,56 +228,39 @@ bool PromptStore::is_usable(const std::vector<Piece> &pieces, size_t length) con
     return last.state().bytes > 0 && last.tokens().size() == (length - 1) % kChunk + 1;
 }
 
-// Reads what a sequence of so many tokens needs into `bytes`, file by file. After a failure, removes from `pieces` the
-// first file that failed and all behind it; damaged files go from the disk as well.
-bool PromptStore::read(std::vector<Piece> &pieces, size_t length, std::vector<std::byte> &bytes) {
-    const size_t count = (length - 1) / kChunk + 1, blocks = blocks_of(length);
-    size_t good = count;
-    std::vector<PromptChunk::Part> parts;
-    for (size_t i = 0; i < count; ++i) {
-        const PromptChunk &chunk = pieces[i].chunk;
-        const size_t first = i * kChunkBlocks;
-        parts.clear();
-        for (size_t group = 0; group < executor_.cache().groups(); ++group)
-            for (size_t b = 0; b < std::min(chunk.blocks(), blocks - first); ++b)
-                if (is_seen(group, first + b, length)) parts.push_back(chunk.block(group, b));
-        if (executor_.state_bytes() > 0 && i + 1 == count) parts.push_back(chunk.state());
-        const PromptChunk::Read result = chunk.read(parts, bytes);
-        if (result == PromptChunk::Read::Damaged) remove_damaged(chunk.path());
-        if (result != PromptChunk::Read::Sound) good = std::min(good, i);
-        if (good < count) bytes.clear();  // the others are only checked
-    }
-    if (good == count) return true;
-    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(good), pieces.end());
-    return false;
-}
-
-// The sequence of the first `length` tokens. Its last block may have other tokens behind them.
-std::optional<decode::SequenceCache> PromptStore::restore(const std::vector<Piece> &pieces, size_t length,
-                                                          std::span<const std::byte> read) {
-    const size_t blocks = blocks_of(length);
+// The sequence of the first `length` tokens. Its last block may have other tokens behind them. If a file cannot be read,
+// it and all behind it are removed from `pieces`; a damaged file goes from the disk as well.
+std::optional<decode::SequenceCache> PromptStore::restore(std::vector<Piece> &pieces, size_t length) {
+    const size_t blocks = blocks_of(length), groups = executor_.cache().groups();
     std::vector<TokenId> tokens;
     for (const Piece &piece : pieces)
         tokens.insert(tokens.end(), piece.chunk.tokens().begin(), piece.chunk.tokens().end());
     tokens.resize(blocks * kBlock);
-    const size_t groups = executor_.cache().groups();
     cache::HeldBlocks held(groups);
-    std::vector<std::vector<std::span<const std::byte>>> by_group(groups);
-    const auto next = [&](size_t size) {
-        const auto bytes = read.first(size);
-        read = read.subspan(size);
-        return bytes;
+    for (size_t group = 0; group < groups; ++group)
+        for (size_t b = 0; b < blocks; ++b) held[group].push_back(is_seen(group, b, length));
+    size_t good = pieces.size();
+    std::mutex mutex;  // of what follows a failure
+    const auto read = [&](size_t piece, const PromptChunk::Part &part, std::span<std::byte> bytes) {
+        const PromptChunk::Read result = pieces[piece].chunk.read(part, bytes);
+        if (result == PromptChunk::Read::Sound) return true;
+        const std::scoped_lock lock(mutex);
+        if (result == PromptChunk::Read::Damaged) remove_damaged(pieces[piece].chunk.path());
+        good = std::min(good, piece);
+        return false;
     };
-    for (size_t first = 0; first < blocks; first += kChunkBlocks)
-        for (size_t group = 0; group < groups; ++group)
-            for (size_t b = first; b < std::min(blocks, first + kChunkBlocks); ++b) {
-                held[group].push_back(is_seen(group, b, length));
-                if (held[group].back()) by_group[group].push_back(next(executor_.block_bytes(group)));
-            }
-    std::vector<std::span<const std::byte>> bytes;
-    for (const auto &group : by_group) bytes.insert(bytes.end(), group.begin(), group.end());
-    const auto state = read;
-    if (!executor_.restore(tokens, held, bytes, state)) return std::nullopt;
+    const decode::SavedBlocks saved{[&](size_t group, size_t b, std::span<std::byte> bytes) {
+                                        const size_t piece = b / kChunkBlocks;
+                                        return read(piece, pieces[piece].chunk.block(group, b % kChunkBlocks),
+                                                    bytes);
+                                    },
+                                    [&](std::span<std::byte> bytes) {
+                                        const size_t piece = (length - 1) / kChunk;
+                                        return read(piece, pieces[piece].chunk.state(), bytes);
+                                    }};
+    const bool is_restored = executor_.restore(tokens, held, saved);
+    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(good), pieces.end());
+    if (!is_restored) return std::nullopt;
     tokens.push_back(0);  // attach() leaves one token out
     decode::SequenceCache sequence = executor_.new_sequence();
     counts_.attached += executor_.attach(sequence, tokens);
@@ -302,9 +286,9 @@ std::optional<decode::SequenceCache> PromptStore::load(Tokens tokens) {
         size_t length = (pieces.size() - 1) * kChunk + pieces.back().tokens;
         while (length > 0 && !is_usable(pieces, length)) length = (length - 1) / kBlock * kBlock;
         if (length / kBlock * kBlock <= known) break;
-        std::vector<std::byte> bytes;
-        if (!read(pieces, length, bytes)) continue;
-        auto sequence = restore(pieces, length, bytes);
+        const size_t known_pieces = pieces.size();
+        auto sequence = restore(pieces, length);
+        if (!sequence && pieces.size() < known_pieces) continue;
         if (!sequence) break;
         counts_.found = static_cast<size_t>(sequence->length());
         std::vector<fs::path> files;

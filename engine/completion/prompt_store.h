@@ -66,9 +66,7 @@ class PromptStore {
     std::optional<PromptChunk> open(const ChunkId &id);
     void remove_damaged(const std::filesystem::path &path);
     bool is_usable(const std::vector<Piece> &pieces, size_t length) const;
-    bool read(std::vector<Piece> &pieces, size_t length, std::vector<std::byte> &bytes);
-    std::optional<decode::SequenceCache> restore(const std::vector<Piece> &pieces, size_t length,
-                                                 std::span<const std::byte> read);
+    std::optional<decode::SequenceCache> restore(std::vector<Piece> &pieces, size_t length);
     bool is_seen(size_t group, size_t block, size_t length) const;
     bool covers(const PromptChunk &chunk, const decode::SequenceCache &sequence, size_t first) const;
     bool is_beginning(const Siblings &siblings, const ChunkId &id, std::span<const text::TokenId> tokens);

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -59,6 +60,13 @@ struct ExecutorOptions {
     int32_t kept = 0;  // CacheShape::kept
 };
 
+// What Executor::restore() reads: each block that `held` names and a later token needs, in two threads, then the state of
+// recurrent layers. They fill `bytes`; false: that cannot be had.
+struct SavedBlocks {
+    std::function<bool(size_t group, size_t block, std::span<std::byte> bytes)> read_block;
+    std::function<bool(std::span<std::byte> bytes)> read_state;
+};
+
 class Executor {
   public:
     // Loads the program onto the device. The weights' bytes must stay mapped. Throws BackendError.
@@ -76,12 +84,11 @@ class Executor {
     const cache::PagedCache &cache() const { return cache_; }
 
     // For prompt files: read_block() copies the bytes of a block; restore() puts saved blocks of `tokens`
-    // (whole blocks) into the cache, in the order of `held`, group by group. attach() finds them from then
-    // on. restore() returns false if there is no room.
+    // (whole blocks) into the cache, where attach() finds them from then on. It returns false, and the cache stays as
+    // it was, if there is no room or `saved` cannot read.
     size_t block_bytes(size_t group) const { return block_bytes_[group]; }
     void read_block(size_t group, cache::BlockId block, std::span<std::byte> bytes);
-    bool restore(std::span<const TokenId> tokens, const cache::HeldBlocks &held,
-                 std::span<const std::span<const std::byte>> blocks, std::span<const std::byte> state = {});
+    bool restore(std::span<const TokenId> tokens, const cache::HeldBlocks &held, const SavedBlocks &saved);
     // The state of recurrent layers after those tokens, for prompt files; 0 bytes without such layers.
     size_t state_bytes() const { return state_bytes_; }
     void read_state(kernels::StateId slot, std::span<std::byte> bytes);
@@ -135,6 +142,13 @@ class Executor {
         int32_t before;   // its length before the step
         int32_t settled;  // its length after the step, without drafts
     };
+    // A block of a text to be restored: its number within the text, and in the cache.
+    struct Place {
+        size_t group, index;
+        cache::BlockId block;
+    };
+    bool fill_memory(std::span<const Place> places, const SavedBlocks &saved);
+    bool fill_device(std::span<const Place> places, const SavedBlocks &saved);
     void begin_step();
     void copy_blocks();
     template <class Execute>

@@ -29,7 +29,7 @@ static_assert(sizeof(Header) == 40);
 struct Content {
     std::vector<TokenId> tokens;
     cache::HeldBlocks held;
-    std::vector<Bytes> blocks;
+    std::vector<std::vector<Bytes>> blocks;  // [group][block], empty where it is not held
     Bytes state;
 };
 
@@ -52,9 +52,11 @@ bool read_content(ByteReader &reader, const Header &header, const Executor &exec
     }
     const auto state_bytes = reader.value<uint64_t>();
     if (state_bytes != (header.tokens > 0 ? executor.state_bytes() : 0)) return false;
-    for (uint32_t group = 0; group < header.groups; ++group)
+    for (uint32_t group = 0; group < header.groups; ++group) {
+        content.blocks.emplace_back();
         for (const bool held : content.held[group])
-            if (held) content.blocks.push_back(reader.take(sizes[group]));
+            content.blocks.back().push_back(held ? reader.take(sizes[group]) : Bytes());
+    }
     content.state = reader.take(state_bytes);
     return reader.at_end();
 }
@@ -154,7 +156,16 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, base::Check
     base::Checksum::Value expected;
     std::memcpy(&expected, all.data() + body.size(), sizeof expected);
     if (sum.value() != expected) return rejected("it is damaged");
-    if (!executor.restore(content.tokens, content.held, content.blocks, content.state))
+    const auto copy = [](Bytes from, std::span<std::byte> to) {
+        if (from.size() != to.size()) return false;
+        std::ranges::copy(from, to.begin());
+        return true;
+    };
+    const SavedBlocks saved{[&](size_t group, size_t block, std::span<std::byte> bytes) {
+                                return copy(content.blocks[group][block], bytes);
+                            },
+                            [&](std::span<std::byte> bytes) { return copy(content.state, bytes); }};
+    if (!executor.restore(content.tokens, content.held, saved))
         return {State::NoRoom, {}, "it is larger than the cache, or lacks a part"};
     return {State::Loaded, std::move(content.tokens), {}};
 }

@@ -95,6 +95,9 @@ class CpuBackend final : public Backend {
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
         std::ranges::copy(bytes, cache_.block(group, block).begin());
     }
+    std::span<std::byte> block_memory(int32_t group, BlockId block) override {
+        return cache_.block(group, block);
+    }
     void read_state(StateId slot, std::span<std::byte> bytes) override {
         std::ranges::copy(states_.bytes(slot), bytes.begin());
     }

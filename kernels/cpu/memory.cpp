@@ -17,6 +17,9 @@ LazyBuffer::LazyBuffer(size_t bytes, const char *what) : bytes_(bytes) {
                            std::string("cannot reserve ") + std::to_string((bytes + (1 << 20) - 1) >> 20) +
                                " MiB for " + what);
     data_ = static_cast<std::byte *>(memory);
+    // Pages of 2 MiB where the system has them: fewer faults when the pages are first written, fewer misses later.
+    constexpr size_t kWorthwhile = size_t{16} << 20;
+    if (bytes >= kWorthwhile) madvise(memory, bytes, MADV_HUGEPAGE);
 }
 
 LazyBuffer::~LazyBuffer() {

@@ -94,6 +94,7 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
     {
         std::optional<ChatView> view;
         ReadingProgress reading(io_);
+        bool noted = false;
         const auto take_events = [&] {
             for (const completion::Event &event : queue_.events()) {
                 if (const auto *piece = std::get_if<Piece>(&event)) {
@@ -104,6 +105,10 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
                 } else if (const auto *end = std::get_if<Done>(&event)) {
                     done = *end;
                 } else if (const auto *prefill = std::get_if<completion::Prefill>(&event)) {
+                    if (prefill->left_out > 0 && !std::exchange(noted, true))
+                        io_.note("the system prompt and the message outgrow the context of " +
+                                 std::to_string(engine_.executor().context()) + " tokens: " +
+                                 std::to_string(prefill->left_out) + " tokens in the middle are left out");
                     reading.show(*prefill);
                 }
             }
