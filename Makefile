@@ -78,7 +78,8 @@ endif
 
 # The instruction sets whose kernels are compiled in; the others' tables are empty (kernels/cpu/avx2_absent.cpp).
 isas := $(if $(filter x86_64%,$(shell $(CXX) -dumpmachine)),avx2 avx512)
-without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp)
+without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp) \
+  $(if $(isas),,gguf/group_search_avx%)
 all_sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' 2>/dev/null)
 sources := $(filter-out $(call without,$(isas)),$(all_sources))
 tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' \
