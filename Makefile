@@ -1,7 +1,7 @@
 # make            build/runnel
 # make demo       build for the CPU, then stream text from a model
 # make install    to PREFIX (/usr/local): program, man page, completions, licences; make uninstall removes them
-# make dist       a tarball and a Debian package in build/
+# make dist       a tarball and a Debian package in build/; on x86-64 they run with glibc 2.31 (2020) or newer
 # make test       build and run the tests
 # make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make tsan       run, batch, chat and others with several threads under ThreadSanitizer; tsan-sample: a few of them
@@ -26,6 +26,7 @@ expected = $(if $(from_scratch),/$(words $(filter %.o,$(expected_objects))))
 say = @$(eval said += x)printf '  [%3s$(expected)] %s\n' $(words $(said)) '$(1)';
 endif
 
+comma := ,
 BUILD ?= build
 from_scratch := $(if $(wildcard $(BUILD)/obj/main.o),,yes)
 CXX ?= g++
@@ -77,7 +78,8 @@ endif
 
 # The instruction sets whose kernels are compiled in; the others' tables are empty (kernels/cpu/avx2_absent.cpp).
 isas := $(if $(filter x86_64%,$(shell $(CXX) -dumpmachine)),avx2 avx512)
-without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp)
+without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp) \
+  $(if $(isas),,gguf/group_search_avx%)
 all_sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' 2>/dev/null)
 sources := $(filter-out $(call without,$(isas)),$(all_sources))
 tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' \
@@ -100,6 +102,12 @@ expected_objects = $(if $(filter demo %/runnel-cpu,$(MAKECMDGOALS)),$(demo_objec
 
 $(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects) $(LDLIBS) $(CUDA_LIBS)
+
+# The program of `make dist`: on x86-64 with scripts/old_glibc.cpp, which lets it run with an older glibc.
+dist_objects := $(if $(filter x86_64%linux-gnu,$(shell $(CXX) -dumpmachine)),$(BUILD)/obj/scripts/old_glibc.o)
+dist_libraries := $(if $(dist_objects),-Wl$(comma)--no-as-needed $(addprefix -l:,libpthread.so.0 libdl.so.2 librt.so.1))
+$(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS) $(dist_libraries)
 
 # The demo: without the CUDA code, even if nvcc exists, and with only the kernels for the instruction set that this
 # machine would choose. From nothing, most of the time would go into headers that every file includes, so each folder is
@@ -227,7 +235,6 @@ $(filter %_test.o,$(test_objects)): override OPT := -O0
 # The PTX interpreter runs millions of instructions, so it is optimized.
 $(filter-out %_test.o,$(filter $(BUILD)/obj/tests/ptx/%,$(test_objects))): override OPT := -O2
 # UBSan checks only the product; in the test cases it would cost a third more compile time.
-comma := ,
 $(filter %_test.o,$(test_objects)): override SANITIZE := $(subst address$(comma)undefined,address,$(SANITIZE))
 
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
@@ -249,8 +256,8 @@ $(shell mkdir -p $(BUILD) && echo '$(commit)' | cmp -s - $(BUILD)/commit || echo
 $(BUILD)/obj/engine/commands/version.o: $(BUILD)/commit
 $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"'
 
-# (make-model: for the dry run of scripts/gpu-check; not built with sanitizers.)
-test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model)
+# (make-model: for the dry run of scripts/gpu-check. Neither it nor runnel-dist is built with sanitizers.)
+test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUILD)/runnel-dist)
 	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
 asan: setup
@@ -303,7 +310,7 @@ install: $(BUILD)/runnel
 	@scripts/install $(BUILD)/runnel $(PREFIX)
 uninstall:
 	@scripts/install --remove $(PREFIX)
-dist: $(BUILD)/runnel
+dist: $(BUILD)/runnel-dist
 	@scripts/dist $(BUILD) $(commit)
 
 # For the check that the CPU-only build is complete: make BUILD=build-cpu NVCC= all
@@ -317,6 +324,6 @@ format:
 clean:
 	rm -rf build build-asan build-tsan $(FUZZ_BUILD)
 
--include $(BUILD)/obj/tests/gpu/device/main.d $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
+-include $(BUILD)/obj/tests/gpu/device/main.d $(dist_objects:.o=.d) $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
   $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d) $(demo_units:.o=.d) \
   $(patsubst %.ptx,%.d,$(call ptx_files,$(cuda_kernels)) $(ptx_sample))

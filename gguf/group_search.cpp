@@ -4,6 +4,7 @@
 
 namespace runnel::gguf {
 
+#if defined(__x86_64__)
 // What the flags of *_avx2.cpp and *_avx512.cpp let the compiler use.
 const GroupSearch *group_search_avx2() {
     const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -17,6 +18,16 @@ const GroupSearch *group_search_avx512() {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     return runs ? &kGroupSearchAvx512 : nullptr;
 }
+
+#else
+const GroupSearch *group_search_avx2() {
+    return nullptr;
+}
+
+const GroupSearch *group_search_avx512() {
+    return nullptr;
+}
+#endif
 
 const GroupSearch &group_search_scalar() {
     return kGroupSearchScalar;

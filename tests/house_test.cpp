@@ -6,10 +6,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <regex>
 #include <string>
 #include <vector>
 
+#include "tests/support/process.h"
 #include "tests/support/temporary.h"
 
 TEST_CASE("house: includes run one way") {
@@ -86,3 +88,27 @@ TEST_CASE("house: the commands that generate hold flags and presentation only: u
         CHECK(std::count(std::istreambuf_iterator<char>(in), {}, '\n') < 200);
     }
 }
+
+#if defined(__x86_64__) && defined(__GLIBC__) && \
+    !defined(__SANITIZE_ADDRESS__)  // no such program with sanitizers
+// Its functions in place of glibc's are scripts/old_glibc.cpp. That they find exception tables shows the exit status.
+TEST_CASE("house: the program of make dist needs no newer glibc than 2.31, and runs as the other does") {
+    const std::optional<std::string> path = runnel::testing::program_under_test();
+    REQUIRE(path);
+    const std::string program = std::filesystem::path(*path).parent_path() / "runnel-dist";
+    if (!std::filesystem::exists(program)) {
+        FAIL("no program to test: make ", program);
+        return;
+    }
+    const std::string word = runnel::testing::shell_word(program);
+    CHECK(std::system(("scripts/check-glibc " + word + " 2.31 >&2").c_str()) == 0);
+    const auto status = [&](const std::string &arguments) {
+        return WEXITSTATUS(std::system(("RUNNEL_CONFIG= " + word + " " + arguments).c_str()));
+    };
+    CHECK(status("run tests/models/demo-q8_0.gguf Once --raw -n 4 -q -t 3 >/dev/null") == 0);
+    CHECK(status("run LICENSE hi 2>/dev/null") == 3);
+    const std::string rows = "printf '%s\\n' '{\"prompt\":\"Once\"}' '{bad' | RUNNEL_CONFIG= " + word;
+    CHECK(WEXITSTATUS(std::system(
+              (rows + " batch tests/models/demo-q8_0.gguf -n 4 >/dev/null 2>/dev/null").c_str())) == 5);
+}
+#endif
