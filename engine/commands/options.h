@@ -56,7 +56,7 @@ struct TemplateFlags {
 
 using Overflow = completion::OverflowPolicy;
 
-struct PromptStoreFlags {  // --prompt-cache auto (stored_prompts.h)
+struct PromptStoreFlags {  // --prompt-cache auto|off (stored_prompts.h)
     bool is_on = true;
     int64_t most_bytes = int64_t{4} << 30;
 };

@@ -73,13 +73,10 @@ std::string prompts_output(const PromptStoreFlags &flags) {
 }
 
 void add_prompt_store_option(OptionTable &table, PromptStoreFlags &flags) {
-    flags.is_on = false;
-    table
-        .choice(
-            "--prompt-cache", flags.is_on, {{"auto", true}, {"off", false}},
-            "keep computed prompts of " + std::to_string(kLeastStoredTokens) +
-                " tokens or more in ~/.cache/runnel/prompts, for later runs that begin with the same text")
-        .by_default("off");
+    table.choice(
+        "--prompt-cache", flags.is_on, {{"auto", true}, {"off", false}},
+        "auto: keep computed prompts of " + std::to_string(kLeastStoredTokens) +
+            " tokens or more in ~/.cache/runnel/prompts, for later runs that begin with the same text");
     add_prompt_store_size(table, flags);
 }
 

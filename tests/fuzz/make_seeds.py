@@ -107,6 +107,16 @@ seed("prompt_file", "empty", b"\1" + header[:32] + struct.pack("<Q", 0) + struct
 seed("prompt_file", "damaged", b"\0" + body + bytes(100))
 seed("prompt_file", "foreign", b"\0not a prompt cache")
 
+# Two blocks of two groups, without their sums: the target adds them.
+chunk = b"runnelPC" + struct.pack("<IIII", 1, 2, BLOCKS - 1, 0) + bytes(range(32)) + struct.pack("<64i", *[i % 40 for i in range(64)])
+for _ in range(2):
+    chunk += struct.pack("<Q", 1024) + b"\1" * BLOCKS
+seed("stored_prompt", "blocks", b"\1" + chunk + struct.pack("<Q", 0) + bytes(5 * 16 + 2 * BLOCKS * 1024))
+seed("stored_prompt", "state", b"\5" + chunk + struct.pack("<Q", 1) + bytes(6 * 16 + 2 * BLOCKS * 1024))
+seed("stored_prompt", "gap", b"\1" + chunk[:-1] + b"\0" + struct.pack("<Q", 0) + bytes(100))
+seed("stored_prompt", "damaged", b"\0" + chunk + bytes(200))
+seed("stored_prompt", "foreign", b"\0not a chunk")
+
 row = struct.pack("<ff6H", 0.0001, -6.0, 0, 10, 20, 30, 40, 0)
 seed("logits_file", "chunk", b"_logits_" + struct.pack("<iii8i", 8, 5, 1, *[i % 5 for i in range(8)]) + row * 3)
 seed("logits_file", "truncated", b"_logits_" + struct.pack("<iii8i", 8, 5, 2, *range(8)))

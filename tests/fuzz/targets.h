@@ -19,6 +19,7 @@ void gguf(Input input);   // model file -> metadata, tensors, tokenizer, chat pr
 void jinja(Input input);  // chat template, NUL, JSON context
 void row(Input input);    // a line of a batch, and of its output
 void prompt_file(Input input);
+void stored_prompt(Input input);  // a file of --prompt-cache auto
 void logits_file(Input input);
 void config(Input input);        // --config, and the argument list
 void transcript(Input input);    // /load
@@ -41,6 +42,7 @@ inline constexpr Target kTargets[] = {
     {"jinja", jinja, 1024},
     {"row", row, 2048},
     {"prompt_file", prompt_file, 16384},
+    {"stored_prompt", stored_prompt, 16384},
     {"logits_file", logits_file, 2048},
     {"config", config, 1024},
     {"transcript", transcript, 2048},

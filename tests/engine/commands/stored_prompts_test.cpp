@@ -46,9 +46,6 @@ struct Home {
                            {"-c", "4096", "-t", "1", "--temp", "0", "-n", "12", "--overwrite"});
         p.environment = {"XDG_CACHE_HOME=" + (directory / "cache").string(),
                          "XDG_STATE_HOME=" + (directory / "state").string(), "RUNNEL_NO_HISTORY="};
-        if (p.arguments.front() != "run" &&
-            std::ranges::find(p.arguments, "--prompt-cache") == p.arguments.end())
-            p.arguments.insert(p.arguments.end(), {"--prompt-cache", "auto"});
         p.input = std::move(input);
         return p;
     }
