@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/engine/commands/models/hub_server.h"
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/data.h"
 #include "tests/support/demo_model.h"
@@ -33,7 +34,7 @@ std::string some_text(size_t from, size_t bytes) {
 }
 
 // A user with folders of their own.
-struct Home {
+struct Account {
     TemporaryDirectory directory;
     std::string system = some_text(0, 5000);  // more than 1,024 tokens
 
@@ -75,7 +76,7 @@ struct Home {
 
 TEST_CASE("--prompt-cache auto: a later run computes only what is new, with the same text") {
     if (absent()) return;
-    const Home home;
+    const Account home;
     json first, second, third;
     const Result plain = execute(home.asking("Who is it?", {"--prompt-cache", "off"}));
     REQUIRE(plain.code == 0);
@@ -139,7 +140,7 @@ TEST_CASE("--prompt-cache auto: a later run computes only what is new, with the 
 TEST_CASE(
     "--prompt-cache auto: a model file that was replaced finds nothing; a folder that is not used is named") {
     if (absent()) return;
-    const Home home;
+    const Account home;
     const fs::path model = home.directory / "model.gguf";
     fs::copy_file(demo_model(), model);
     Process p = home.asking("Who is it?");
@@ -160,7 +161,7 @@ TEST_CASE(
 
 TEST_CASE("batch: the beginning that rows share is kept, and nothing else") {
     if (absent()) return;
-    const Home home;
+    const Account home;
     const std::string rows =
         "{\"prompt\": \"Who is it?\"}\n{\"prompt\": \"And then?\"}\n{\"prompt\": \"Why?\"}\n";
     const Words arguments = {"batch", demo_model().string(), "-sys", home.system};
@@ -176,21 +177,21 @@ TEST_CASE("batch: the beginning that rows share is kept, and nothing else") {
     CHECK(numbers["computed_tokens"].get<int64_t>() < computed - 1024);
     CHECK(numbers["reused_tokens"].get<int64_t>() > reused);
 
-    const Home other;  // rows without a common beginning
+    const Account other;  // rows without a common beginning
     std::string long_rows;
     for (const size_t from : {0, 5000, 10000})
         long_rows += json{{"prompt", some_text(from, 5000)}}.dump() + "\n";
     home.counted(other.process({"batch", demo_model().string()}, long_rows), numbers);
     CHECK(other.files().empty());
 
-    const Home single;  // one row shares nothing
+    const Account single;  // one row shares nothing
     home.counted(single.process(arguments, "{\"prompt\": \"Who is it?\"}\n"), numbers);
     CHECK(single.files().empty());
 }
 
 TEST_CASE("chat: the system prompt is found at the next start; a chat that goes on finds all of it") {
     if (absent()) return;
-    const Home home;
+    const Account home;
     const Words arguments = {"chat", demo_model().string(), "-sys", home.system};
     json numbers;
     const std::string talk = "Who is it?\nAnd then?\n";
@@ -206,7 +207,7 @@ TEST_CASE("chat: the system prompt is found at the next start; a chat that goes 
 
     const Words saved = {"chat", demo_model().string(), "--chat", "talk"};
     const std::string long_message = some_text(8000, 5000) + "\n";
-    const Home twin;
+    const Account twin;
     const Result whole = execute(twin.process(saved, long_message + talk));
     home.counted(home.process(saved, long_message + "Who is it?\n"), numbers);
     const Result later = home.counted(home.process(saved, "And then?\n"), numbers);
@@ -218,7 +219,7 @@ TEST_CASE("chat: the system prompt is found at the next start; a chat that goes 
 
 TEST_CASE("--prompt-cache auto: kill -9 at any moment leaves what the next run can use") {
     if (absent()) return;
-    const Home home;
+    const Account home;
     const Result plain = execute(home.asking("Who is it?", {"--prompt-cache", "off"}));
     std::mt19937 rng(11);
     for (int i = 0; i < 6; ++i) {
@@ -249,7 +250,7 @@ TEST_CASE("--prompt-cache auto: a full disk or an unreadable folder costs nothin
     if (absent()) return;
     const std::string library = fs::absolute(fs::path(*program_under_test()).parent_path() / "fault.so");
     REQUIRE(fs::exists(library));
-    const Home home;
+    const Account home;
     const Result plain = execute(home.asking("Who is it?", {"--prompt-cache", "off"}));
     for (const char *call : {"write:N+:ENOSPC", "rename:N:EIO"})
         for (int n = 1; n <= 7; n += 3) {
@@ -273,9 +274,10 @@ TEST_CASE("--prompt-cache auto: a full disk or an unreadable folder costs nothin
 #endif
 
 TEST_CASE(
-    "two chats and a batch at once share the prompts, the chats and the lines typed, and lose nothing") {
+    "two chats, a batch and a pull at once share the prompts, the chats and the lines typed, and lose "
+    "nothing") {
     if (absent()) return;
-    const Home home;
+    const Account home;
     const std::string rows = "{\"prompt\": \"Who is it?\"}\n{\"prompt\": \"And then?\"}\n";
     const auto chat = [&](const std::string &name) {
         Process p = home.process({"chat", demo_model().string(), "-sys", home.system});
@@ -295,13 +297,22 @@ TEST_CASE(
     };
     const Result alone = execute(home.process({"batch", demo_model().string(), "-sys", home.system}, rows));
     fs::remove_all(home.folder());
-    std::vector<Result> results(3);
+    const std::string model = noise(600000, 24);
+    const HttpServer server(hub({{"small-Q4_0.gguf", model}},
+                                [&](const ServerRequest &request) { return ranged(request, model); }));
+    Process pull = Home().process({"pull", "some/model-GGUF", "--request-bytes", "65536"});
+    for (const std::string &setting :
+         {"HOME=" + home.directory.path().string(), "XDG_CACHE_HOME=" + (home.directory / "cache").string(),
+          "HF_HOME=" + (home.directory / "hub").string(), "HF_ENDPOINT=" + server.address()})
+        pull.environment.push_back(setting);
+    std::vector<Result> results(4);
     std::vector<std::thread> threads;
     threads.emplace_back([&] { results[0] = execute(chat("Anna")); });
     threads.emplace_back([&] { results[1] = execute(chat("Bert")); });
     threads.emplace_back([&] {
         results[2] = execute(home.process({"batch", demo_model().string(), "-sys", home.system}, rows));
     });
+    threads.emplace_back([&] { results[3] = execute(pull); });
     for (std::thread &thread : threads) thread.join();
     for (const Result &r : results) {
         CAPTURE(r.out);
@@ -309,6 +320,8 @@ TEST_CASE(
         CHECK(r.code == 0);
     }
     CHECK(results[2].out == alone.out);
+    CHECK(read_file(home.directory / "hub/hub/models--some--model-GGUF/snapshots" / kCommit /
+                    "small-Q4_0.gguf") == model);
     const std::string history = read_file(home.directory / "state/runnel/history");
     std::string chats;
     size_t count = 0;
