@@ -228,8 +228,22 @@ bool PromptStore::is_usable(const std::vector<Piece> &pieces, size_t length) con
     return last.state().bytes > 0 && last.tokens().size() == (length - 1) % kChunk + 1;
 }
 
+// Reads the blocks that a sequence of so many tokens needs; `first`: the number of the first within the text.
+void PromptStore::remove_if_damaged(const PromptChunk &chunk, size_t first, size_t length) {
+    std::vector<std::byte> bytes;
+    const auto is_damaged = [&](const PromptChunk::Part &part) {
+        bytes.resize(part.bytes);
+        return part.bytes > 0 && chunk.read(part, bytes) == PromptChunk::Read::Damaged;
+    };
+    bool damaged = is_damaged(chunk.state());
+    for (size_t group = 0; group < executor_.cache().groups(); ++group)
+        for (size_t b = 0; b < chunk.blocks() && !damaged; ++b)
+            damaged = is_seen(group, first + b, length) && is_damaged(chunk.block(group, b));
+    if (damaged) remove_damaged(chunk.path());
+}
+
 // The sequence of the first `length` tokens. Its last block may have other tokens behind them. If a file cannot be read,
-// it and all behind it are removed from `pieces`; a damaged file goes from the disk as well.
+// it and all behind it are removed from `pieces`; all damaged files go from the disk as well, so that save() makes them anew.
 std::optional<decode::SequenceCache> PromptStore::restore(std::vector<Piece> &pieces, size_t length) {
     const size_t blocks = blocks_of(length), groups = executor_.cache().groups();
     std::vector<TokenId> tokens;
@@ -259,6 +273,8 @@ std::optional<decode::SequenceCache> PromptStore::restore(std::vector<Piece> &pi
                                         return read(piece, pieces[piece].chunk.state(), bytes);
                                     }};
     const bool is_restored = executor_.restore(tokens, held, saved);
+    for (size_t i = good + 1; i < pieces.size(); ++i)
+        remove_if_damaged(pieces[i].chunk, i * kChunkBlocks, length);
     pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(good), pieces.end());
     if (!is_restored) return std::nullopt;
     tokens.push_back(0);  // attach() leaves one token out

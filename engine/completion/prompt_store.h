@@ -64,6 +64,7 @@ class PromptStore {
     int32_t in_cache(std::span<const text::TokenId> tokens);
     std::vector<Piece> find(std::span<const text::TokenId> tokens);
     std::optional<PromptChunk> open(const ChunkId &id);
+    void remove_if_damaged(const PromptChunk &chunk, size_t first, size_t length);
     void remove_damaged(const std::filesystem::path &path);
     bool is_usable(const std::vector<Piece> &pieces, size_t length) const;
     std::optional<decode::SequenceCache> restore(std::vector<Piece> &pieces, size_t length);

@@ -457,7 +457,7 @@ constexpr DocumentedLine kDocumentedLines[] = {
     {"run m.gguf -xyz Hi",
      "! run has no option '-xyz'; runnel run --help lists the options"},
     {"chat m.gguf --json",
-     "! --json is an option of run, bench, perplexity, inspect, devices, doctor, quantize, imatrix and list, not of chat"},
+     "! --json is an option of run, bench, perplexity, inspect, devices, doctor, quantize, split, imatrix and list, not of chat"},
     {"inspect m.gguf --temp 0",
      "! --temp is an option of chat, run and batch, not of inspect"},
     {"inspect m.gguf -fa",
