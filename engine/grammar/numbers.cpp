@@ -158,14 +158,18 @@ Dfa multiples(const Decimal &factor) {
 }
 
 // Most digits after the point. More would let a model write zeros without end.
-constexpr size_t kMostPlaces = 17;
-size_t most_places(const NumberBounds &bounds) {
+constexpr uint32_t kMostPlaces = 17;
+// A bound with more places is not worth the automaton that counts them: there, digits have no end.
+constexpr size_t kMostCounted = 100;
+uint32_t most_places(const NumberBounds &bounds) {
     size_t places = 0;
     for (const auto &bound : {bounds.least, bounds.most})
         if (bound) places = std::max(places, bound->value.fraction.size());
     for (const Decimal &factor : bounds.multiples_of) places = std::max(places, factor.fraction.size());
     // With multipleOf, digits behind the places of the factor are zeros, and each costs an automaton of its own.
-    return bounds.multiples_of.empty() ? std::max(places, kMostPlaces) : places + 1;
+    if (places > kMostCounted) return kUnbounded;
+    return bounds.multiples_of.empty() ? std::max(static_cast<uint32_t>(places), kMostPlaces)
+                                       : static_cast<uint32_t>(places) + 1;
 }
 
 // `places`: most digits after the point.
@@ -222,8 +226,8 @@ int compare(const Decimal &a, const Decimal &b) {
 }
 
 Expr number(const NumberBounds &bounds, bool integer) {
-    if (!bounds.any()) return syntax(integer, !integer, integer ? uint32_t{kMostPlaces} : kUnbounded);
-    Dfa dfa = Dfa::of(syntax(integer, false, static_cast<uint32_t>(most_places(bounds))));
+    if (!bounds.any()) return syntax(integer, !integer, integer ? kMostPlaces : kUnbounded);
+    Dfa dfa = Dfa::of(syntax(integer, false, most_places(bounds)));
     if (bounds.least) dfa = dfa & Dfa::of(from(*bounds.least));
     if (bounds.most) dfa = dfa & Dfa::of(up_to(*bounds.most));
     for (const Decimal &factor : bounds.multiples_of) dfa = dfa & multiples(factor);

@@ -19,6 +19,12 @@ namespace {
 using base::Clock, base::seconds_since;
 using text::TokenId;
 
+std::mt19937 prompt_seed(const BatchingLoad &load) {
+    std::seed_seq seed{static_cast<uint32_t>(load.seed), static_cast<uint32_t>(load.seed >> 32),
+                       load.prompts};
+    return std::mt19937(seed);
+}
+
 // The requests of one test, from their arrivals to their times.
 class LoadTest {
   public:
@@ -28,7 +34,7 @@ class LoadTest {
           queue_(engine.executor(), completion::vocabulary_of(engine.tokenizer()),
                  {.parallel = load.parallel}),
           due_(arrivals(load.requests, load.rate, load.seed)),
-          random_(static_cast<uint32_t>(load.seed) + 1) {
+          random_(prompt_seed(load)) {
         row_.load = load;
     }
 

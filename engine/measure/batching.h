@@ -18,6 +18,7 @@ struct BatchingLoad {
     int32_t requests = 8;
     int32_t prompt = 64, generate = 32;  // tokens of each request; generate >= 2
     uint64_t seed = 1;                   // of the arrivals and of the prompts, which are random tokens
+    uint32_t prompts = 0;                // tests of the same engine with other numbers have other prompts
 };
 
 // One request, in seconds after the first arrival.
@@ -44,7 +45,8 @@ struct BatchingRow {
 // When the requests arrive: 0, and then gaps of a Poisson process. Another rate scales the same arrivals.
 std::vector<double> arrivals(int32_t requests, double rate, uint64_t seed);
 
-// Answers the requests in real time. No two have a common prefix worth sharing. Calls `show` with the number of
+// Answers the requests in real time. No two begin with the same block, also in tests that differ in
+// BatchingLoad::prompts: nothing is found in the cache. Calls `show` with the number of
 // finished requests. Throws base::Interrupted, DecodeError and BackendError.
 BatchingRow measure_batching(decode::Engine &engine, const BatchingLoad &load,
                              const decode::StopRequest &stop, const std::function<void(int32_t)> &show = {});

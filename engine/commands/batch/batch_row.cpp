@@ -91,7 +91,7 @@ Json times_of(const completion::Timings &times) {
     const auto count = static_cast<double>(times.token_seconds.size());
     return {{"queued_ms", times.queued_seconds * 1e3},
             {"ttft_ms", times.first_token_seconds * 1e3},
-            {"prefill_ms", times.prefill_seconds * 1e3},
+            {"prefill_ms", times.prefill_tokens > 0 ? Json(times.prefill_seconds * 1e3) : Json()},
             {"prefill_tokens", times.prefill_tokens},
             {"decode_ms", decode},
             {"tpot_ms", count > 0 ? Json(decode / count) : Json()}};

@@ -62,10 +62,12 @@ Plot batching_plot(const std::vector<BatchingRow> &rows) {
         return plot;
     }
     const BatchingRow &one = rows.front(), &most = rows.back();
-    plot.title =
-        format("%d at a time: %.1f times the tokens per second of %d, %.1f times the TPOT",
-               most.load.parallel, most.tokens_per_second() / one.tokens_per_second(), one.load.parallel,
-               percentile(most.token_times(), 50) / percentile(one.token_times(), 50));
+    plot.title = rows.size() == 1
+                     ? format("%d at a time", one.load.parallel)
+                     : format("%d at a time: %.1f times the tokens per second of %d, %.1f times the TPOT",
+                              most.load.parallel, most.tokens_per_second() / one.tokens_per_second(),
+                              one.load.parallel,
+                              percentile(most.token_times(), 50) / percentile(one.token_times(), 50));
     plot.x = {"tokens per second of all answers"};
     plot.y = {"milliseconds from token to token", true};
     std::string counts;
@@ -124,6 +126,8 @@ Json batching_json(const std::vector<BatchingRow> &rows, const std::string &mode
 
 std::vector<BatchingLoad> loads_of(const BenchOptions &options, const ExhibitOptions &exhibit) {
     if (options.both.size() > 1) throw UsageError("--batching has requests of one kind: give -pg once");
+    if (options.prompts != BenchOptions().prompts || options.generates != BenchOptions().generates)
+        throw UsageError("--batching takes -pg P,G, not -p and -n");
     BatchingLoad load;
     if (!options.both.empty()) load.prompt = options.both[0].prompt, load.generate = options.both[0].generate;
     if (load.generate < 2)
@@ -167,6 +171,7 @@ int bench_batching(const BenchOptions &options, const ExhibitOptions &exhibit, I
     std::vector<BatchingRow> rows;
     for (BatchingLoad &load : loads) {
         load.seed = exhibit.seed;
+        load.prompts = static_cast<uint32_t>(rows.size()) + 1;
         const std::string test = format("%d at a time", load.parallel) +
                                  (load.rate > 0 ? ", " + short_number(load.rate) + " per second" : "");
         rows.push_back(measure_batching(engine, load, stop, [&](int32_t done) {

@@ -163,8 +163,10 @@ Command bench_command() {
             throw UsageError(std::string(kModes) + " measure plain decoding: omit the draft options");
         if (!exhibit->plot.empty() && exhibit->chosen() == 0)
             throw UsageError("--plot needs one of " + std::string(kModes));
-        if ((!exhibit->rates.empty() || exhibit->requests > 0) && !exhibit->batching)
-            throw UsageError("--rate and --requests need --batching");
+        const bool has_arrivals =
+            !exhibit->rates.empty() || exhibit->requests > 0 || exhibit->seed != ExhibitOptions().seed;
+        if (has_arrivals && !exhibit->batching)
+            throw UsageError("--rate, --requests and --arrival-seed need --batching");
         std::vector<std::string> inputs = {o->model.path, o->draft.model, o->file.value_or("")};
         inputs.insert(inputs.end(), exhibit->compare.begin(), exhibit->compare.end());
         confine({inputs, {exhibit->plot}}, gpu_wish(o->model, o->draft));

@@ -17,8 +17,10 @@ gguf::OutputOptions svg_output(const Io &io) {
 }  // namespace
 
 std::string svg_escaped(const std::string &text) {
-    std::string result;
-    for (const char c : text::printable_for_terminal(text)) switch (c) {
+    std::string result, shown = text::printable_for_terminal(text);
+    for (const char *forbidden : {"\xef\xbf\xbe", "\xef\xbf\xbf"})  // U+FFFE and U+FFFF: not in XML
+        for (size_t at; (at = shown.find(forbidden)) != shown.npos;) shown.replace(at, 3, "\xef\xbf\xbd");
+    for (const char c : shown) switch (c) {
             case '&':
                 result += "&amp;";
                 break;

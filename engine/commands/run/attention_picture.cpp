@@ -98,9 +98,9 @@ std::string one_head(const AttentionPicture &picture) {
                          size + " transform=\"rotate(-90 " + svg_number(x) + " " + svg_number(y) + ")\"");
     }
     if (!has_labels) {
-        text += svg_text(kLeft + kSide / 2, kTop + kSide + 20, "middle", "token that is looked at");
+        text += svg_text(kLeft + kSide / 2, kTop + kSide + 20, "middle", "token of the key");
         text += svg_text(
-            kLeft - 12, kTop + kSide / 2, "middle", "token that looks",
+            kLeft - 12, kTop + kSide / 2, "middle", "token of the query",
             " transform=\"rotate(-90 " + svg_number(kLeft - 12) + " " + svg_number(kTop + kSide / 2) + ")\"");
     }
     return text + scale_of_weights(kLeft, kTop + kSide + below + 8);
@@ -230,9 +230,9 @@ Json attention_json(const AttentionPicture &picture) {
             {"heads", std::move(heads)}};
 }
 
-void draw_attention(const RunOptions &options, int32_t layer, decode::Engine &engine,
-                    const completion::PromptFormat &format, const completion::Request &request,
-                    const decode::StopRequest &stop, RunOutput &output, Io &io) {
+std::string draw_attention(const RunOptions &options, int32_t layer, decode::Engine &engine,
+                           const completion::PromptFormat &format, const completion::Request &request,
+                           const decode::StopRequest &stop, RunOutput &output, Io &io) {
     std::vector<text::TokenId> tokens =
         format.make(request, static_cast<size_t>(engine.executor().context())).tokens;
     tokens.insert(tokens.end(), output.first().tokens.begin(), output.first().tokens.end());
@@ -243,13 +243,12 @@ void draw_attention(const RunOptions &options, int32_t layer, decode::Engine &en
     }
     const auto map = kernels::attention_map(engine.model().program, layer,
                                             *kernels::cpu_device(options.model.threads), tokens, stop.flag());
-    if (!map) return;  // the answer was interrupted, too
+    if (!map) return {};  // the answer was interrupted, too
     const AttentionPicture picture = attention_picture(options, *map, tokens, engine.tokenizer());
     if (options.json) output.attach("attention_map", attention_json(picture));
-    if (*options.attention_map == "-")
-        io.err.write(attention_text(picture));
-    else
-        write_svg_file(*options.attention_map, attention_svg(picture), io);
+    if (*options.attention_map == "-") return attention_text(picture);
+    write_svg_file(*options.attention_map, attention_svg(picture), io);
+    return {};
 }
 
 }  // namespace runnel::commands

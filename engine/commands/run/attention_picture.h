@@ -41,9 +41,10 @@ Json attention_json(const AttentionPicture &picture);
 // Mean share of a head's attention that the first token gets from the tokens after it.
 double first_token_share(const kernels::AttentionMap &map, size_t head);
 
-// Draws the map of the prompt and the first answer of `output`. Nothing if a stop was requested.
-void draw_attention(const RunOptions &options, int32_t layer, decode::Engine &engine,
-                    const completion::PromptFormat &format, const completion::Request &request,
-                    const decode::StopRequest &stop, RunOutput &output, Io &io);
+// Draws the map of the prompt and the first answer of `output`, to a file or as the text that is returned. Nothing if a stop
+// was requested.
+std::string draw_attention(const RunOptions &options, int32_t layer, decode::Engine &engine,
+                           const completion::PromptFormat &format, const completion::Request &request,
+                           const decode::StopRequest &stop, RunOutput &output, Io &io);
 
 }  // namespace runnel::commands

@@ -167,8 +167,10 @@ int run(const RunOptions &options, Io &io) {
         request.continue_from = queue.keep(std::move(*sequence));
     Run run(options, engine, queue, cache, output, io);
     run.answer(request, stop);
-    if (layer) draw_attention(options, *layer, engine, format, request, stop, output, io);
+    std::string drawn;
+    if (layer) drawn = draw_attention(options, *layer, engine, format, request, stop, output, io);
     Report report = output.finish(engine, request.sampling.seed);
+    if (!drawn.empty()) io.err.write(drawn);
     stored.save(prompt);  // the answer is written, whatever becomes of this
     report.stored = stored.report();
     if (report.stored && !report.stored->problem.empty())

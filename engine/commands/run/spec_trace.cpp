@@ -33,12 +33,14 @@ std::string headline(const DraftTimeline &t) {
 }
 
 std::string detail(const DraftTimeline &t) {
-    return format("%lld of %lld guesses are right", static_cast<long long>(t.accepted),
+    if (t.guessed == 0) return "no drafts";
+    return format("%lld of %lld drafts are right", static_cast<long long>(t.accepted),
                   static_cast<long long>(t.guessed));
 }
 
 // The comparison with plain decoding, if there is a measurement for it.
 std::string compared(const DraftTimeline &t) {
+    if (t.passes.empty()) return "the answer has no pass after its first token";
     if (!t.without) return "no pass was without drafts: --spec-verify shows the time without";
     return format("%lld passes of one token would take %.1f ms, %.2f ms each: the median of %lld here",
                   static_cast<long long>(t.tokens), *t.without * 1e3, *t.plain * 1e3,
@@ -99,11 +101,11 @@ size_t chips_of(const DraftPass &pass) {
 std::string legend(double y) {
     std::string text;
     double x = kMargin;
-    const std::pair<const char *, const char *> entries[] = {{kAccepted, "guess, accepted"},
+    const std::pair<const char *, const char *> entries[] = {{kAccepted, "draft, accepted"},
                                                              {kOwn, "the model's own token"},
-                                                             {kRejected, "guess, rejected"},
+                                                             {kRejected, "draft, rejected"},
                                                              {kPass, "time of a pass"},
-                                                             {kDraft, "time of guessing"}};
+                                                             {kDraft, "time of drafting"}};
     for (const auto &[color, name] : entries) {
         text += svg_rectangle(x, y, 14, 14, color) + svg_text(x + 19, y + 12, "start", name);
         x += 36 + 7 * static_cast<double>(std::string_view(name).size());
@@ -124,7 +126,7 @@ void check_spec_trace(const RunOptions &options, const Io &io) {
 std::string spec_trace_text(const DraftTimeline &t, const text::Tokenizer &tokenizer) {
     std::string text = headline(t) + "; " + detail(t) + "\n" + compared(t) + "\n";
     text += "[accepted] +the model's own token ~rejected~\n";
-    text += "pass  guess ms   pass ms\n";
+    text += "pass  draft ms   pass ms\n";
     for (size_t i = 0; i < t.passes.size(); ++i) {
         const DraftPass &pass = t.passes[i];
         text += format("%4zu %9.2f %9.2f  ", i + 1, pass.draft_seconds * 1e3, pass.pass_seconds * 1e3);

@@ -38,8 +38,9 @@ class LogitsRunner {
     void stage_masks(std::span<const TokenMask> masks);
     // Uploads those of rows [first, first + count), for the next enqueue_candidates().
     void upload_masks(Stream &stream, int32_t first, int32_t count);
-    // Selects the top `largest` logits of those rows, of the tokens in the uploaded masks if `masked`. After the stream has finished, candidates() has them
-    // and, if `largest` is more than 1, summaries() has the sum of each row.
+    // Selects the `largest` greatest logits of each of those rows; if `masked`, only of tokens that the uploaded mask
+    // allows. After the stream has finished, candidates() has them and, if `largest` is more than 1, summaries() has the
+    // sum of each row.
     void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest, bool masked);
     const TopLogit *candidates() const { return host_candidates_.as<const TopLogit>(); }
     const RowSummary *summaries() const { return host_summaries_.as<const RowSummary>(); }

@@ -141,6 +141,10 @@ TEST_CASE("JSON Schema: integers, and numbers with bounds, have a last zero afte
         const StateId last = machine.advance(machine.start(), begin + std::string(zeros, '0'));
         CHECK(machine.step(last, '0') == kDead);
     }
+    // A bound with very many places is accepted, and then digits have no end.
+    Machine smallest = machine_for(R"({"type":"number","minimum":1e-300})");
+    CHECK(matches(smallest, "6." + std::string(400, '0')));
+    CHECK(!matches(smallest, "0"));
 }
 
 TEST_CASE("JSON Schema: an object without properties has none, and the name \"\" is one of many") {
