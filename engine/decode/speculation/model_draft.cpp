@@ -74,8 +74,8 @@ void ModelDraft::append(std::span<const TokenId> tokens) {
         mask = [this](std::span<const TokenId>, std::span<uint64_t> bits) {
             // (The draft model may have fewer tokens than the model whose grammar it is.)
             if (!sampler_->mask(history_, bits)) return false;
-            const auto tokens = static_cast<size_t>(entry_.executor().vocab());
-            if (tokens % 64 != 0) bits.back() &= (uint64_t{1} << tokens % 64) - 1;
+            const auto vocab = static_cast<size_t>(entry_.executor().vocab());
+            if (vocab % 64 != 0) bits.back() &= (uint64_t{1} << vocab % 64) - 1;
             return std::ranges::any_of(bits, [](uint64_t word) { return word != 0; });
         };
     entry_.want_candidates(!enough  ? 0
