@@ -80,7 +80,7 @@ TEST_CASE("spec-trace: the passes give the answer's tokens, and the counts are t
 
 TEST_CASE("spec-trace: the text on stderr, and what it refuses") {
     if (absent()) return;
-    const Result r = runnel_with(command({"--lookup", "--spec-trace", "-"}), "");
+    const Result r = runnel_with(command({"--self-draft", "1", "--spec-trace", "-"}), "");
     CHECK(r.code == 0);
     CHECK(r.err.find("drafts are right") != std::string::npos);
     CHECK(r.err.find("[accepted] +the model's own token ~rejected~") != std::string::npos);
