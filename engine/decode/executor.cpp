@@ -68,7 +68,8 @@ bool Executor::restore(std::span<const TokenId> tokens, const cache::HeldBlocks 
     auto sequence = cache_.allocate(tokens, held);
     if (!sequence) return false;
     std::vector<Place> places;
-    for (size_t b = 0; b < held.front().size(); ++b)
+    const size_t blocks = held.empty() ? 0 : held.front().size();  // (a model may have recurrent layers only)
+    for (size_t b = 0; b < blocks; ++b)
         for (size_t group = 0; group < held.size(); ++group)
             // (kNoBlock if no later token reads it.)
             if (const cache::BlockId block = sequence->table(group)[b];
