@@ -119,10 +119,11 @@ class ToyBackend final : public kernels::Backend {
                 return mask.empty() || (mask[bit / 64] >> bit % 64 & 1) != 0;
             };
             std::vector<kernels::TopLogit> sorted = sorted_row(r);
-            const auto refused = std::ranges::stable_partition(sorted, [&](const kernels::TopLogit &c) {
-                return !std::isfinite(c.logit) || is_allowed(c.token);
-            });
-            for (kernels::TopLogit &c : refused) c.logit = -std::numeric_limits<float>::infinity();
+            auto refused =
+                std::stable_partition(sorted.begin(), sorted.end(), [&](const kernels::TopLogit &c) {
+                    return !std::isfinite(c.logit) || is_allowed(c.token);
+                });
+            for (; refused != sorted.end(); ++refused) refused->logit = -std::numeric_limits<float>::infinity();
             std::copy_n(sorted.begin(), count, largest.begin() + static_cast<std::ptrdiff_t>(r) * count);
             float sum = 0;
             for (int32_t id = 0; id < vocab_; ++id)
