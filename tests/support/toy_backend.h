@@ -119,11 +119,11 @@ class ToyBackend final : public kernels::Backend {
                 return mask.empty() || (mask[bit / 64] >> bit % 64 & 1) != 0;
             };
             std::vector<kernels::TopLogit> sorted = sorted_row(r);
-            auto refused =
-                std::stable_partition(sorted.begin(), sorted.end(), [&](const kernels::TopLogit &c) {
-                    return !std::isfinite(c.logit) || is_allowed(c.token);
-                });
-            for (; refused != sorted.end(); ++refused) refused->logit = -std::numeric_limits<float>::infinity();
+            auto refused = std::stable_partition(
+                sorted.begin(), sorted.end(),
+                [&](const kernels::TopLogit &c) { return !std::isfinite(c.logit) || is_allowed(c.token); });
+            for (; refused != sorted.end(); ++refused)
+                refused->logit = -std::numeric_limits<float>::infinity();
             std::copy_n(sorted.begin(), count, largest.begin() + static_cast<std::ptrdiff_t>(r) * count);
             float sum = 0;
             for (int32_t id = 0; id < vocab_; ++id)
