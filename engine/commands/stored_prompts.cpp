@@ -119,6 +119,14 @@ void StoredPrompts::save(std::span<const text::TokenId> text) try {
     problem_ = error.what();
 }
 
+void StoredPrompts::save_to_the_token(std::span<const text::TokenId> text) try {
+    if (!is_on() || text.size() < kLeastStoredTokens) return;
+    is_used_ = true;
+    store_->save_to_the_token(text);
+} catch (const std::exception &error) {
+    problem_ = error.what();
+}
+
 std::optional<StoredReport> StoredPrompts::report() const {
     if (!store_ || !is_used_) return std::nullopt;
     const completion::PromptStore::Counts &counts = store_->counts();

@@ -41,6 +41,8 @@ class StoredPrompts {
     std::optional<decode::SequenceCache> load(std::span<const text::TokenId> prompt);
     // Saves what the cache holds of a text, if that is long enough. The last token is not saved.
     void save(std::span<const text::TokenId> text);
+    // As save(), but to the last token: see PromptStore::save_to_the_token().
+    void save_to_the_token(std::span<const text::TokenId> text);
 
     // For statistics: what was found and saved; nullopt if it is off or no text was long enough.
     std::optional<StoredReport> report() const;

@@ -26,7 +26,7 @@ constexpr char kMagic[8] = {'r', 'u', 'n', 'n', 'e', 'l', 'P', 'C'};
 
 struct Header {
     char magic[8];
-    uint32_t version, groups, blocks, zero;
+    uint32_t version, groups, blocks, padding;
     BlockKey before, after;
 };
 static_assert(sizeof(Header) == 56);
@@ -150,9 +150,11 @@ bool PromptChunk::read_head(int fd, const decode::Executor &executor) {
     const auto header = reader.value<Header>();
     if (reader.failed() || std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 ||
         header.version != kChunkVersion || header.groups != groups || header.blocks == 0 ||
-        header.blocks > kChunkBlocks || ChunkId{header.before, header.after} != id_)
+        header.blocks > kChunkBlocks || header.padding >= kBlockTokens ||
+        ChunkId{header.before, header.after} != id_)
         return false;
     const size_t blocks = header.blocks;
+    padding_ = header.padding;
     tokens_.resize(blocks * size_t{kBlockTokens});
     const Bytes tokens = reader.take(tokens_.size() * sizeof(text::TokenId));
     std::copy(tokens.begin(), tokens.end(), std::as_writable_bytes(std::span(tokens_)).begin());
@@ -211,10 +213,15 @@ uint64_t chunk_bytes(const decode::Executor &executor, const decode::SequenceCac
 }
 
 void write_chunk(const std::filesystem::path &path, const ChunkId &id, decode::Executor &executor,
-                 const decode::SequenceCache &sequence, size_t first, size_t blocks) {
+                 const decode::SequenceCache &sequence, size_t first, size_t blocks, size_t padding) {
     const size_t groups = executor.cache().groups();
-    Header header{{},        kChunkVersion, static_cast<uint32_t>(groups), static_cast<uint32_t>(blocks), 0,
-                  id.before, id.after};
+    Header header{.magic = {},
+                  .version = kChunkVersion,
+                  .groups = static_cast<uint32_t>(groups),
+                  .blocks = static_cast<uint32_t>(blocks),
+                  .padding = static_cast<uint32_t>(padding),
+                  .before = id.before,
+                  .after = id.after};
     std::copy(std::begin(kMagic), std::end(kMagic), header.magic);
     Head head;
     head.value(header);

@@ -1,7 +1,7 @@
 // A file of the prompt store (prompt_store.h): K and V of up to kChunkBlocks consecutive blocks of a text.
 //
-// Layout, little-endian: magic "runnelPC", u32 version, u32 groups, u32 blocks, u32 0, the keys before and after
-// (16 bytes each); the tokens, i32 each; per group u64 bytes of a block and a byte per block, 1 if it is held
+// Layout, little-endian: magic "runnelPC", u32 version, u32 groups, u32 blocks, u32 padding (how many of the last
+// tokens only fill the last block up), the keys before and after (16 bytes each); the tokens, i32 each; per group u64 bytes of a block and a byte per block, 1 if it is held
 // (windows leave gaps); u64 bytes of the state of recurrent layers after the tokens, or 0; a checksum of every
 // held block and of the state; a checksum of everything before it; the held blocks, group by group; the state.
 #pragma once
@@ -42,6 +42,8 @@ class PromptChunk {
     const std::filesystem::path &path() const { return path_; }
     const ChunkId &id() const { return id_; }
     std::span<const text::TokenId> tokens() const { return tokens_; }
+    // Without those that only fill the last block up.
+    std::span<const text::TokenId> text() const { return tokens().first(tokens_.size() - padding_); }
     size_t blocks() const { return tokens_.size() / size_t{kernels::kBlockTokens}; }
     uint64_t bytes() const { return size_; }
 
@@ -66,6 +68,7 @@ class PromptChunk {
     ChunkId id_;
     uint64_t device_ = 0, inode_ = 0, size_ = 0;
     std::vector<text::TokenId> tokens_;
+    size_t padding_ = 0;
     std::vector<std::vector<Part>> parts_;  // [group][block]
     Part state_;
 };
@@ -75,10 +78,10 @@ cache::BlockKey key_after(cache::BlockKey before, std::span<const text::TokenId>
 // The size of the file that write_chunk() would write.
 uint64_t chunk_bytes(const decode::Executor &executor, const decode::SequenceCache &sequence, size_t first,
                      size_t blocks);
-// Writes `blocks` blocks of a sequence from block `first` on, and the state behind them if the cache has it. Throws
-// gguf::WriteError.
+// Writes `blocks` blocks of a sequence from block `first` on, and the state behind them if the cache has it. `padding`:
+// how many of their last tokens only fill the last block up. Throws gguf::WriteError.
 void write_chunk(const std::filesystem::path &path, const ChunkId &id, decode::Executor &executor,
-                 const decode::SequenceCache &sequence, size_t first, size_t blocks);
+                 const decode::SequenceCache &sequence, size_t first, size_t blocks, size_t padding = 0);
 // The slot of the state after so many blocks; kNoState if there is none.
 kernels::StateId state_after(const decode::SequenceCache &sequence, size_t blocks);
 

@@ -330,8 +330,8 @@ bool PromptStore::is_beginning(const Siblings &siblings, const ChunkId &id, Toke
     const auto [begin, end] = siblings.equal_range(key_before(id));
     size_t tried = 0;
     for (auto one = begin; one != end && tried < kMostSiblings; ++one, ++tried)
-        if (const auto chunk = open(one->second); chunk && chunk->tokens().size() > tokens.size() &&
-                                                  common_tokens(chunk->tokens(), tokens) == tokens.size())
+        if (const auto chunk = open(one->second); chunk && chunk->text().size() > tokens.size() &&
+                                                  common_tokens(chunk->text(), tokens) == tokens.size())
             return true;
     return false;
 }
@@ -343,28 +343,73 @@ void PromptStore::remove_beginnings(const Siblings &siblings, const ChunkId &id,
     for (auto one = begin; one != end && tried < kMostSiblings; ++one, ++tried) {
         if (one->second == id) continue;
         const auto chunk = open(one->second);
-        if (chunk && chunk->blocks() < tokens.size() / kBlock &&
-            common_tokens(chunk->tokens(), tokens) == chunk->tokens().size())
+        if (chunk && chunk->text().size() < tokens.size() &&
+            common_tokens(chunk->text(), tokens) == chunk->text().size())
             unlink(chunk->path().c_str());
     }
 }
 
 // Writes a file that another process may write or clean up at the same time.
 void PromptStore::write(const fs::path &path, const ChunkId &id, const decode::SequenceCache &sequence,
-                        size_t first, size_t blocks) {
+                        size_t first, size_t blocks, size_t padding) {
     try {
-        write_chunk(path, id, executor_, sequence, first, blocks);
+        write_chunk(path, id, executor_, sequence, first, blocks, padding);
     } catch (const gguf::WriteError &) {
         std::error_code error;
         if (fs::exists(path, error)) return;
-        write_chunk(path, id, executor_, sequence, first, blocks);
+        write_chunk(path, id, executor_, sequence, first, blocks, padding);
     }
 }
 
+// Computes the tokens behind those of the sequence. False if the cache has no room; the sequence is then as before.
+bool PromptStore::compute(decode::SequenceCache &sequence, Tokens tokens) {
+    const int32_t before = sequence.length();
+    std::vector<float> logits;
+    while (static_cast<size_t>(sequence.length()) < tokens.size()) {
+        const Tokens rest = tokens.subspan(static_cast<size_t>(sequence.length()));
+        const size_t count = std::min(rest.size(), static_cast<size_t>(executor_.batch_size()));
+        if (!executor_.add({.cache = &sequence, .tokens = rest.first(count), .logit_rows = 0})) {
+            sequence.truncate(before);
+            return false;
+        }
+        executor_.run(logits);
+    }
+    return true;
+}
+
+// Whether the files hold all the tokens.
+bool PromptStore::is_stored(Tokens tokens) {
+    const std::vector<Piece> pieces = find(tokens);
+    size_t found = 0;
+    for (const Piece &piece : pieces) found += piece.tokens;
+    return found == tokens.size() && is_usable(pieces, found);
+}
+
 void PromptStore::save(Tokens tokens) {
-    if (!problem_.empty() || !write_problem_.empty() || tokens.size() <= kBlock) return;
+    if (!can_save() || tokens.size() <= kBlock) return;
     decode::SequenceCache sequence = executor_.new_sequence();
     counts_.attached += executor_.attach(sequence, tokens);
+    save(sequence, 0);
+}
+
+void PromptStore::save_to_the_token(Tokens tokens) {
+    if (!can_save() || tokens.size() < kBlock) return;
+    const size_t filled = blocks_of(tokens.size()) * kBlock;
+    std::vector<TokenId> text(tokens.begin(), tokens.end());
+    text.resize(filled, text.back());
+    text.push_back(text.back());  // attach() leaves one token out
+    decode::SequenceCache sequence = executor_.new_sequence();
+    counts_.attached += executor_.attach(sequence, text);
+    text.pop_back();
+    const auto held = static_cast<size_t>(sequence.length());
+    const bool is_whole = held == filled || (held + kBlock == filled && executor_.state_bytes() == 0 &&
+                                             filled <= static_cast<size_t>(executor_.context()) &&
+                                             !is_stored(tokens) && compute(sequence, text));
+    save(sequence, is_whole ? filled - tokens.size() : 0);
+}
+
+// Saves a sequence of whole blocks.
+void PromptStore::save(const decode::SequenceCache &sequence, size_t padding) {
     const Tokens held = Tokens(sequence.tokens());
     const Siblings siblings = list();
     bool has_gaps = executor_.state_bytes() > 0;
@@ -377,19 +422,21 @@ void PromptStore::save(Tokens tokens) {
     try {
         for (size_t at = 0; at < held.size(); at += kChunk) {
             const Tokens part = held.subspan(at, std::min(kChunk, held.size() - at));
+            const size_t filled = at + part.size() == held.size() ? padding : 0;
+            const Tokens text = part.first(part.size() - filled);
             const ChunkId id{key, key_after(key, part)};
             const fs::path path = folder_ / file_name(id);
             key = id.after;
-            if (!has_gaps && part.size() < kChunk && is_beginning(siblings, id, part)) break;
+            if (!has_gaps && text.size() < kChunk && is_beginning(siblings, id, text)) break;
             const size_t first = at / kBlock, blocks = part.size() / kBlock;
             auto stored = open(id);
             if (stored && !covers(*stored, sequence, first)) stored.reset();
             bytes += stored ? stored->bytes() : chunk_bytes(executor_, sequence, first, blocks);
             if (bytes > most) break;
             if (!stored) {
-                write(path, id, sequence, first, blocks);
-                counts_.saved += part.size();
-                if (!has_gaps) remove_beginnings(siblings, id, part);
+                write(path, id, sequence, first, blocks, filled);
+                counts_.saved += text.size();
+                if (!has_gaps) remove_beginnings(siblings, id, text);
             }
             files.push_back(path);
         }

@@ -40,6 +40,10 @@ class PromptStore {
     // Saves what the cache holds of the beginning of `tokens`, in whole blocks and as far as the limit allows. At least
     // one of the tokens stays out. Nothing is saved after a write failed.
     void save(std::span<const text::TokenId> tokens);
+    // As save(), and the tokens behind the last whole block as well, none of which stays out: unless they are stored,
+    // they are computed again, in a block that copies of the last token fill up. So no cell of another token gets into
+    // the file. Whole blocks only if the model has recurrent layers, or the cache has no room.
+    void save_to_the_token(std::span<const text::TokenId> tokens);
 
     struct Counts {
         size_t found = 0, saved = 0;  // tokens loaded into the cache, and tokens in files that were written
@@ -59,6 +63,7 @@ class PromptStore {
     };
     using Siblings = std::multimap<std::string, ChunkId>;  // by the first half of their names
 
+    bool can_save() const { return problem_.empty() && write_problem_.empty(); }
     void open_folder(const base::Checksum::Value &identity);
     Siblings list() const;
     int32_t in_cache(std::span<const text::TokenId> tokens);
@@ -74,7 +79,10 @@ class PromptStore {
     void remove_beginnings(const Siblings &siblings, const ChunkId &id,
                            std::span<const text::TokenId> tokens);
     void write(const std::filesystem::path &path, const ChunkId &id, const decode::SequenceCache &sequence,
-               size_t first, size_t blocks);
+               size_t first, size_t blocks, size_t padding);
+    bool compute(decode::SequenceCache &sequence, std::span<const text::TokenId> tokens);
+    bool is_stored(std::span<const text::TokenId> tokens);
+    void save(const decode::SequenceCache &sequence, size_t padding);
     uint64_t limit(uint64_t used) const;
     void trim();
 

@@ -164,14 +164,14 @@ void ChatModel::load_stored(const completion::Request &request) try {
 } catch (const decode::DecodeError &) {  // the queue reports it
 }
 
+// Of a chat that is not saved, only what is fixed before the first message: no word of the user's.
 void ChatModel::save_stored(const decode::Sequence &sequence) {
     const std::span<const text::TokenId> tokens = sequence.tokens();
-    // Of a chat that is not saved, only whole blocks of the system prompt: no word of the user's. save() leaves out a
-    // token.
-    constexpr size_t kBlock = kernels::kBlockTokens;
-    const size_t most = is_saved_ ? tokens.size() : system_tokens_ / kBlock * kBlock + 1;
-    if (is_saved_ || system_tokens_ >= kLeastStoredTokens)
-        stored_.save(tokens.first(std::min(tokens.size(), most)));
+    if (is_saved_) stored_.save(tokens);
+    // That of a saved chat is in its whole blocks, unless the answer was very short.
+    const size_t saved = is_saved_ ? (tokens.size() - 1) / kernels::kBlockTokens * kernels::kBlockTokens : 0;
+    if (saved < system_tokens_ && system_tokens_ <= tokens.size())
+        stored_.save_to_the_token(tokens.first(system_tokens_));
 }
 
 void ChatModel::finish(const Done &done) {

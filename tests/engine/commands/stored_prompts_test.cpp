@@ -202,8 +202,13 @@ TEST_CASE("chat: the system prompt is found at the next start; a chat that goes 
     const Result second = home.counted(home.process(arguments, "Who is it?\n"), numbers);
     CHECK(first.out.starts_with(second.out));
     CHECK(numbers["stored_prompts"]["found_tokens"] >= 1024);
-    CHECK(numbers["prefill_tokens"] <= 64);
+    const int64_t computed = numbers["prefill_tokens"], found = numbers["stored_prompts"]["found_tokens"];
     CHECK(home.files().size() == files);  // without a saved chat, no more than the system prompt is kept
+    const Result other = home.counted(home.process(arguments, "Tell me more of it!\n"), numbers);
+    CHECK(numbers["stored_prompts"]["found_tokens"] == found);  // all of it, whatever the message
+    CHECK(computed < 32);
+    const Account none;
+    CHECK(other.out == execute(none.process(arguments, "Tell me more of it!\n")).out);
 
     const Words saved = {"chat", demo_model().string(), "--chat", "talk"};
     const std::string long_message = some_text(8000, 5000) + "\n";

@@ -134,6 +134,77 @@ TEST_CASE("prompt store: the longest beginning is found, to the token") {
     CHECK(again.read(prompt) <= 8);
 }
 
+TEST_CASE("prompt store: a text is kept to the last token, in a block without tokens of others") {
+    std::mt19937 rng(13);
+    Tokens prompt = random_tokens(rng, 1100);
+    for (const size_t length : {65, 95, 96, 97, 255, 256, 257, 511, 700, 1000}) {
+        CAPTURE(length);
+        prompt[length] = (prompt[length - 1] + 1) % kToyVocab;  // no copy of the last one
+        const Folder folder;
+        const Tokens text(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length));
+        const size_t blocks = (length + 31) / 32, in_block = length % 32;
+        {
+            User first(folder);
+            first.read(prompt);
+            const size_t before = first.computed();
+            first.store.save_to_the_token(text);
+            CHECK(first.computed() - before == (in_block > 0 ? 32 : 0));
+            CHECK(first.store.counts().saved == length);
+            first.store.save_to_the_token(text);  // nothing new
+            CHECK(first.store.counts().saved == length);
+            CHECK(first.computed() - before == (in_block > 0 ? 32 : 0));
+        }
+        CHECK(folder.files().size() == (blocks + 7) / 8);
+        User same(folder);
+        CHECK(same.read(prompt) == 1100 - length);
+        CHECK(same.store.counts().found == length);
+        const size_t before = same.computed();
+        same.store.save_to_the_token(text);
+        CHECK(same.computed() == before);
+        CHECK(same.store.counts().saved == 0);
+        User other(folder);
+        CHECK(other.read(changed_from(prompt, length - 5)) == 1100 - (length - 5));
+        Tokens copies(text);  // the tokens that fill the block may be part of another text
+        copies.resize(blocks * 32 + 9, text.back());
+        User third(folder);
+        CHECK(third.read(copies) == 9);
+
+        // A text that goes on replaces the block.
+        User longer(folder);
+        longer.read(prompt);
+        longer.store.save(prompt);
+        CHECK(folder.files().size() == 5);
+        CHECK(User(folder).read(prompt) == 1100 - 1088);
+        longer.store.save_to_the_token(text);
+        CHECK(folder.files().size() == 5);
+        CHECK(User(folder).read(text) == 1);
+    }
+}
+
+TEST_CASE("prompt store: without room or with recurrent layers, only whole blocks are kept") {
+    std::mt19937 rng(14);
+    const Tokens prompt = random_tokens(rng, 700);
+    for (const bool recurrent : {false, true}) {
+        CAPTURE(recurrent);
+        const Folder folder;
+        User user(folder, kModel, kMuch, recurrent, recurrent ? 2048 : 703);  // one cell short of a block
+        user.read(prompt);
+        const size_t before = user.computed();
+        user.store.save_to_the_token(prompt);
+        CHECK(user.computed() == before);
+        CHECK(user.store.problem() == "");
+        User next(folder, kModel, kMuch, recurrent);
+        CHECK(next.read(prompt) < (recurrent ? cache::kStateInterval + 32 : 29));
+    }
+    const Folder folder;  // blocks held by another sequence
+    User user(folder, kModel, kMuch, false, 704);
+    SingleSequence held(user.rig.executor);
+    REQUIRE(held.feed(prompt));
+    user.store.save_to_the_token(prompt);
+    CHECK(user.store.counts().saved == 672);
+    CHECK(User(folder).read(prompt) == 28);
+}
+
 TEST_CASE("prompt store: another model, other settings and another folder share nothing") {
     const Folder folder, copy;
     std::mt19937 rng(2);
@@ -378,5 +449,20 @@ TEST_CASE("prompt store: sliding windows and quantized keys and values") {
         CHECK(known == 672);
         REQUIRE(two.feed(std::span(prompt).subspan(known)));
         CHECK(std::equal(expected.begin(), expected.end(), two.logits().begin(), two.logits().end()));
+
+        const Folder exact;
+        PromptStore(exact.directory.path(), kMuch, kModel, *first)
+            .save_to_the_token(std::span(prompt).first(690));
+        const auto third = executor(type);
+        PromptStore again(exact.directory.path(), kMuch, kModel, *third);
+        auto stored = again.load(prompt);
+        REQUIRE(stored);
+        CHECK(stored->length() == 690);
+        Sequence begun(*third);
+        const Tokens tokens = stored->tokens();
+        begun.replace(0, tokens, std::move(*stored));
+        SingleSequence three(std::move(begun));
+        REQUIRE(three.feed(std::span(prompt).subspan(690)));
+        CHECK(std::equal(expected.begin(), expected.end(), three.logits().begin(), three.logits().end()));
     }
 }
