@@ -100,7 +100,7 @@ class MaskedBatch {
 };
 
 struct Loaded {
-    TinyProgram tiny{{.vocab = kVocab, .type = gguf::Type::Q8_0}, 71};
+    TinyProgram tiny{{.layers = 1, .width = 32, .feed_forward = 32, .vocab = kVocab}, 71};
     std::unique_ptr<Backend> backend = cuda::make_cuda_backend(0);
     Loaded() { backend->load(tiny.program(), {{kBlocks}}, kMaxTokens); }
     MaskedBatch batch(int32_t rows) {
@@ -113,7 +113,7 @@ struct Loaded {
 TEST_CASE("cuda backend: masks of more rows than a launch takes, some of them without") {
     Loaded loaded;
     Random random(73);
-    for (const int32_t rows : {cuda::kLinearTokens + 1, 2 * cuda::kLinearTokens + 1, kMaxTokens}) {
+    for (const int32_t rows : {2 * cuda::kLinearTokens, 2 * cuda::kLinearTokens + 1}) {
         CAPTURE(rows);
         MaskedBatch batch = loaded.batch(rows);
         for (const int32_t count : {1, 9}) {
