@@ -227,6 +227,11 @@ class Compiler {
         return result;
     }
 
+    static bool have_one_target(const CharMap &map) {
+        return std::ranges::all_of(map,
+                                   [&](const CharTarget &entry) { return entry.target == map[0].target; });
+    }
+
     uint32_t build_words(const Expression &e, uint32_t next) {
         const Dfa &dfa = *e.dfa;
         const bool counted = e.min > 0 || e.max != kUnbounded;
@@ -261,10 +266,8 @@ class Compiler {
                 const uint32_t node = nodes_.add_chars(map, e.spelling);
                 // Else the plain characters might be divided among several nodes.
                 if (free[q] && most_plain > 0 && by_count.size() == 1)
-                    program_.plain_loops.push_back({node, counted ? loop : kUnbounded, most_plain,
-                                                    std::ranges::all_of(map, [&](const CharTarget &entry) {
-                                                        return entry.target == map[0].target;
-                                                    })});
+                    program_.plain_loops.push_back(
+                        {node, counted ? loop : kUnbounded, most_plain, have_one_target(map)});
                 targets.push_back(guard(allowed, node));
             }
             if (dfa.accepting(q)) targets.push_back(end);
