@@ -87,7 +87,8 @@ std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat
     const bool required = tools.choice == text::ToolUse::Choice::Required;
     // In gpt-oss a call has its own channel, so the constraint starts at that channel's mark.
     const bool harmony = reasoning.kind == ReasoningStyle::Kind::Harmony;
-    const bool begun = harmony || !required;
+    const bool may_be_text = !required && !format.text_name.empty();
+    const bool begun = harmony || (!required && !may_be_text);
     if (begun && format.bare) return std::nullopt;
     const std::string_view begin = !begun    ? std::string_view()
                                    : harmony ? format.before
@@ -98,14 +99,17 @@ std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat
     else
         free = free_text(reasoning, begins_inside);
     const std::string key = std::string(format.name) + ' ' + tools.only + ' ' + (tools.parallel ? '+' : '1') +
-                            (begun ? '>' : ' ') + std::to_string(static_cast<int>(style.whitespace)) +
+                            (begun         ? '>'
+                             : may_be_text ? 't'
+                                           : ' ') +
+                            std::to_string(static_cast<int>(style.whitespace)) +
                             (style.any_order ? 'a' : 'd') +
                             tools.definitions.dump(-1, ' ', false, text::Json::error_handler_t::replace);
     const bool behind = free && !begun;
     const auto compile = [&] {
         grammar::Grammar calls =
             grammar::tool_grammar(format, tools, [this](std::string_view text) { return mark(text); },
-                                  {.begun = begin, .schema = style});
+                                  {.begun = begin, .may_be_text = may_be_text, .schema = style});
         if (behind) {
             const grammar::Expr root = grammar::rule(calls.root);
             calls.root =

@@ -64,6 +64,11 @@ Prepared Preparer::prepare(const Request &request) const {
     if (tools) {
         made.vocabulary = &call_vocabulary_;
         made.channels.find_calls(*format_->tool_format(), tools, made.prompt.tokens.size());
+    } else if (made.prompt.is_turn && !request.constraint && format_->tool_format() &&
+               !format_->tool_format()->text_name.empty()) {
+        // The mark before text is no part of the answer.
+        made.channels.find_calls(*format_->tool_format(), std::make_shared<const text::ToolUse>(),
+                                 made.prompt.tokens.size());
     }
     return made;
 }

@@ -415,6 +415,30 @@ std::vector<uint32_t> Dfa::longest() const {
     return ways;
 }
 
+std::vector<bool> Dfa::closed(const CharSet &characters) const {
+    std::vector<size_t> read;  // the classes of these characters
+    for (size_t c = 0; c < classes_.size(); ++c)
+        if (!(classes_[c] & characters).empty()) read.push_back(c);
+    std::vector<bool> closed(states(), true);
+    std::vector<std::vector<uint32_t>> before(states());
+    std::vector<uint32_t> open;
+    for (uint32_t q = 0; q < states(); ++q)
+        for (const size_t c : read) {
+            if (next(q, c) != kDead)
+                before[next(q, c)].push_back(q);
+            else
+                open.push_back(q);
+        }
+    while (!open.empty()) {
+        const uint32_t q = open.back();
+        open.pop_back();
+        if (!closed[q]) continue;
+        closed[q] = false;
+        open.insert(open.end(), before[q].begin(), before[q].end());
+    }
+    return closed;
+}
+
 std::vector<std::vector<std::pair<uint32_t, uint32_t>>> Dfa::live(uint32_t min, uint32_t max) const {
     std::vector<std::vector<std::pair<uint32_t, uint32_t>>> result(states());
     if (max == kUnbounded) {

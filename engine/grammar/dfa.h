@@ -43,6 +43,9 @@ class Dfa {
     std::vector<uint32_t> shortest() const;
     std::vector<uint32_t> longest() const;
 
+    // The states in which any text of these characters can be read, and a word can be finished behind it.
+    std::vector<bool> closed(const CharSet &characters) const;
+
     // live[state]: the numbers of characters read so far, as [first, last] pairs, with which a word of `min`
     // to `max` characters can still be finished. Throws GrammarError if the computation would be too large.
     std::vector<std::vector<std::pair<uint32_t, uint32_t>>> live(uint32_t min, uint32_t max) const;

@@ -20,12 +20,11 @@ uint64_t combine(uint64_t h, uint64_t value) {
 }
 
 constexpr size_t kRowsOfBlock = 256;
-constexpr uint8_t kTakesPlain = 1, kPlainLoop = 2;
 
 }  // namespace
 
 Machine::Machine(Program program, Limits limits) : program_(std::move(program)), limits_(limits) {
-    plain_kind_.resize(program_.nodes.size());
+    takes_plain_.resize(program_.nodes.size());
     plain_loop_.resize(program_.nodes.size());
     for (size_t i = 0; i < program_.nodes.size(); ++i) {
         const Program::Node &node = program_.nodes[i];
@@ -33,13 +32,11 @@ Machine::Machine(Program program, Limits limits) : program_(std::move(program)),
         for (uint32_t e = node.a; e < node.b; ++e) {
             const Program::Edge &edge = program_.edges[e];
             for (uint32_t byte = edge.first; byte <= edge.last; ++byte)
-                if (byte >= 0x20 && byte != '"' && byte != '\\') plain_kind_[i] = kTakesPlain;
+                if (byte >= 0x20 && byte != '"' && byte != '\\') takes_plain_[i] = true;
         }
     }
-    for (const auto &[node, loop] : program_.plain_loops) {
-        plain_kind_[node] = kPlainLoop;
-        plain_loop_[node] = loop;
-    }
+    for (size_t i = 0; i < program_.plain_loops.size(); ++i)
+        plain_loop_[program_.plain_loops[i].node] = static_cast<uint32_t>(i + 1);
     seen_.resize(1 << 10);
     seen_round_.resize(1 << 10);
     key_sets_.push_back({});
@@ -391,7 +388,8 @@ StateId Machine::intern_state(const std::vector<Way> &ways, bool accepts) {
     }
     if (states_.size() >= limits_.states)
         throw GrammarLimit("the grammar takes too much memory for this text");
-    states_.push_back({static_cast<uint32_t>(way_pool_.size()), static_cast<uint32_t>(ways.size()), accepts});
+    states_.push_back({static_cast<uint32_t>(way_pool_.size()), static_cast<uint32_t>(ways.size()),
+                       plain_run_of(ways), accepts});
     way_pool_.insert(way_pool_.end(), ways.begin(), ways.end());
     rows_.push_back(nullptr);
     const auto id = static_cast<StateId>(states_.size() - 1);
@@ -452,24 +450,29 @@ std::optional<std::string> Machine::shortest_end(StateId state, size_t most_stat
     return std::nullopt;
 }
 
-uint32_t Machine::plain_run(StateId state) const {
-    uint32_t most = 0;
-    for (uint32_t i = 0; i < states_[state].count; ++i) {
-        const Way way = way_pool_[states_[state].begin + i];
-        if (plain_kind_[way.node] != kPlainLoop) continue;
-        const uint32_t loop = plain_loop_[way.node];
-        if (loop == kUnbounded || program_.loops[loop].max == kUnbounded) return kUnbounded;
+uint32_t Machine::plain_run_of(const std::vector<Way> &ways) const {
+    uint32_t run = 0;
+    for (const Way &way : ways) {
+        if (plain_loop_[way.node] == 0) continue;
+        const Program::PlainLoop &loop = program_.plain_loops[plain_loop_[way.node] - 1];
+        if (loop.most == kUnbounded) return kUnbounded;
+        if (loop.loop == kUnbounded) {
+            run = std::max(run, loop.most);
+            continue;
+        }
         for (const Frame &frame : frames(way.stack))
-            most = std::max(most, program_.loops[loop].max - frame.count);
+            if (frame.count < loop.most) run = std::max(run, loop.most - frame.count);
     }
-    return most;
+    return run;
 }
 
 bool Machine::plain_otherwise(StateId state) const {
     uint32_t loops = 0;
     for (uint32_t i = 0; i < states_[state].count; ++i) {
-        const uint8_t kind = plain_kind_[way_pool_[states_[state].begin + i].node];
-        if (kind == kTakesPlain || (kind == kPlainLoop && ++loops > 1)) return true;
+        const uint32_t node = way_pool_[states_[state].begin + i].node;
+        if (!takes_plain_[node]) continue;
+        const uint32_t loop = plain_loop_[node];
+        if (loop == 0 || !program_.plain_loops[loop - 1].alike || ++loops > 1) return true;
     }
     return false;
 }

@@ -74,7 +74,7 @@ class Machine {
 
     // A lower bound on how many plain characters (see plain_characters()) can follow, whichever they are.
     // kUnbounded: any number.
-    uint32_t plain_run(StateId state) const;
+    uint32_t plain_run(StateId state) const { return states_[state].plain_run; }
     // Whether a plain character can also follow in a way that plain_run() does not count.
     bool plain_otherwise(StateId state) const;
 
@@ -105,6 +105,7 @@ class Machine {
     };
     struct State {
         uint32_t begin, count;
+        uint32_t plain_run;
         bool accepts;
     };
     static constexpr uint32_t kBottomFrame = 0xffffffff;
@@ -123,6 +124,7 @@ class Machine {
     StackId push_frame(uint32_t code, uint32_t count, StackId below);
     StackId unite_stacks(StackId a, StackId b);
     StateId intern_state(const std::vector<Way> &ways, bool accepts);
+    uint32_t plain_run_of(const std::vector<Way> &ways) const;
     void drop_dominated(std::vector<Frame> &frames) const;
     std::span<const Frame> frames(StackId stack) const {
         return {frame_pool_.data() + stacks_[stack].begin, stacks_[stack].count};
@@ -132,8 +134,8 @@ class Machine {
 
     Program program_;
     Limits limits_;
-    std::vector<uint8_t> plain_kind_;   // [nodes]: 0, kTakesPlain or kPlainLoop
-    std::vector<uint32_t> plain_loop_;  // [nodes]: the loop of a kPlainLoop node
+    std::vector<uint8_t> takes_plain_;  // [nodes]: whether a plain character can begin there
+    std::vector<uint32_t> plain_loop_;  // [nodes]: index in program_.plain_loops + 1, or 0
 
     std::vector<Frame> frame_pool_;
     std::vector<Span> stacks_;

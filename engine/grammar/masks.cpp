@@ -1,15 +1,12 @@
 #include "engine/grammar/masks.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace runnel::grammar {
 namespace {
 
 constexpr size_t kCacheBytes = 64u << 20;
-
-void add(Bits &bits, const std::vector<TokenId> &order, uint32_t begin, uint32_t end) {
-    for (uint32_t i = begin; i < end; ++i) set_bit(bits, order[i]);
-}
 
 }  // namespace
 
@@ -26,13 +23,18 @@ const Bits &Masks::mask(StateId state) {
     if (cache_.size() >= most_cached_) cache_.clear();
     Bits bits;
     const uint32_t run = machine_.plain_run(state);
-    if (run >= index_->longest_plain() || (run > 0 && only_plain_run(state, run))) {
+    if (run >= index_->longest_plain() || (run > 0 && only_plain_run(state))) {
         bits = index_->plain(run);
-        try_tokens(state, index_->not_plain(), bits);
+    } else if (run > 0) {
+        bits = index_->plain(run);
+        try_tokens(state, index_->plain(), run);
+        set_accepted(index_->plain(), bits);
     } else {
-        bits.resize(only_ends_.size());
-        try_tokens(state, index_->all(), bits);
+        try_tokens(state, index_->plain(), 0);
+        bits = accepted_plain();
     }
+    try_tokens(state, index_->not_plain(), 0);
+    set_accepted(index_->not_plain(), bits);
     for (const uint32_t set : machine_.next_token_sets(state)) {
         const Program::TokenSet &tokens = machine_.program().token_sets[set];
         if (tokens.negated) {
@@ -52,46 +54,142 @@ const Bits &Masks::mask(StateId state) {
     return cache_.emplace(state, std::move(bits)).first->second;
 }
 
-// Whether exactly `length` plain characters can follow, whichever they are.
-bool Masks::only_plain_run(StateId state, uint32_t length) {
-    for (;; --length) {
-        if (machine_.plain_otherwise(state) || machine_.plain_run(state) != length) return false;
-        if (length == 0) return true;
-        state = machine_.step(state, 'a');
+// Whether exactly plain_run() plain characters can follow, whichever they are, and then none.
+bool Masks::only_plain_run(StateId state) {
+    constexpr uint32_t kLongest = 1000;
+    if (state < only_run_.size() && only_run_[state] > 0) return only_run_[state] > 1;
+    const uint32_t run = machine_.plain_run(state);
+    bool only = run <= kLongest && !machine_.plain_otherwise(state);
+    if (only && run > 0) {
+        const StateId next = machine_.step(state, 'a');
+        only = machine_.plain_run(next) == run - 1 && only_plain_run(next);
     }
+    if (only_run_.size() <= state) only_run_.resize(machine_.states());
+    only_run_[state] = 1 + only;
+    return only;
 }
 
-void Masks::try_tokens(StateId state, TokenIndex::Trie &trie, Bits &bits) {
+// UTF-8, without overlong forms, surrogates and what is above U+10FFFF.
+Masks::Missing Masks::behind(uint8_t first_byte) {
+    if (first_byte < 0xc0) return {};
+    if (first_byte < 0xe0) return {1};
+    if (first_byte < 0xf0)
+        return {2, static_cast<uint8_t>(first_byte == 0xe0 ? 0xa0 : 0x80),
+                static_cast<uint8_t>(first_byte == 0xed ? 0x9f : 0xbf)};
+    return {3, static_cast<uint8_t>(first_byte == 0xf0 ? 0x90 : 0x80),
+            static_cast<uint8_t>(first_byte == 0xf4 ? 0x8f : 0xbf)};
+}
+
+// How many plain characters can follow behind the missing bytes, at least, whichever all of these are. 0 if some
+// are refused.
+uint32_t Masks::plain_run(StateId state, const Missing &missing) {
+    if (missing.bytes == 0) return machine_.plain_run(state);
+    uint32_t run = kUnbounded;
+    StateId last = kDead;
+    for (uint32_t byte = missing.first; byte <= missing.last && run > 0; ++byte) {
+        const StateId next = machine_.step(state, static_cast<uint8_t>(byte));
+        if (next == kDead) return 0;
+        if (next != std::exchange(last, next)) run = std::min(run, plain_run(next, {missing.bytes - 1}));
+    }
+    return run;
+}
+
+// Finds the tokens of a trie that can follow. Those of at most `known` characters, all of which can, may be left
+// out.
+void Masks::try_tokens(StateId state, TokenIndex::Trie &trie, uint32_t known) {
+    accepted_.clear();
+    const bool plain = &trie == &index_->plain();
     for (uint32_t first = 0; first < 256; ++first) {
-        const auto [begin, end] = trie.single[first];
-        if (begin == end && trie.second[first].empty()) continue;
-        const StateId behind = machine_.step(state, static_cast<uint8_t>(first));
-        if (behind == kDead) continue;
-        add(bits, trie.order, begin, end);
-        for (const auto &[second, bucket] : trie.second[first]) {
-            const StateId next = machine_.step(behind, second);
-            if (next != kDead) try_bucket(next, trie, trie.buckets[bucket], bits);
+        const uint32_t begin = trie.begin[first], end = trie.begin[first + 1];
+        if (begin == end || trie.longest[first] + 1 <= known) continue;
+        const StateId one = machine_.step(state, static_cast<uint8_t>(first));
+        if (one == kDead) continue;
+        const Missing missing = behind(static_cast<uint8_t>(first));
+        if (plain && plain_run(one, missing) >= trie.longest[first]) {
+            accept(begin, end);
+            continue;
+        }
+        accept(begin, trie.single[first]);
+        for (const auto &[second, number] : trie.second[first]) {
+            TokenIndex::Bucket &bucket = trie.buckets[number];
+            if (bucket.longest + 2 <= known) continue;
+            const StateId two = machine_.step(one, second);
+            if (two == kDead) continue;
+            const Missing left = first < 0x80 ? behind(second) : Missing{missing.bytes - 1};
+            if (plain && plain_run(two, left) >= bucket.longest)
+                accept(bucket.begin, bucket.end);
+            else
+                try_bucket({two, 1u + (first < 0x80)}, trie, bucket, known);
         }
     }
 }
 
-void Masks::try_bucket(StateId state, TokenIndex::Trie &trie, TokenIndex::Bucket &bucket, Bits &bits) {
+void Masks::try_bucket(Place place, TokenIndex::Trie &trie, TokenIndex::Bucket &bucket, uint32_t known) {
     index_->build(trie, bucket);
-    add(bits, trie.order, bucket.begin, bucket.whole);
+    accept(bucket.begin, bucket.whole);
     if (path_.empty()) path_.resize(1 << 16);
-    path_[0] = state;
+    path_[0] = place;
+    const bool plain = &trie == &index_->plain();
     const std::vector<TokenIndex::Node> &nodes = bucket.nodes;
     for (uint32_t i = 0; i < nodes.size();) {
         const TokenIndex::Node &node = nodes[i];
-        const StateId next = machine_.step(path_[node.depth], node.byte);
+        if (node.depth + 3u + node.below <= known && node.below < TokenIndex::kMostBelow) {
+            i = node.end;
+            continue;
+        }
+        const StateId next = machine_.step(path_[node.depth].state, node.byte);
         if (next == kDead) {
             i = node.end;
             continue;
         }
-        path_[node.depth + 1u] = next;
-        add(bits, trie.order, node.first, node.last);
+        const uint32_t run = plain ? machine_.plain_run(next) : 0;
+        if (run > 0 && (run == kUnbounded || (node.below < TokenIndex::kMostBelow && run >= node.below))) {
+            accept(node.first, nodes[node.end - 1].last);
+            i = node.end;
+            continue;
+        }
+        const uint32_t characters = path_[node.depth].characters + ((node.byte & 0xc0) != 0x80);
+        if (characters + run <= known && only_plain_run(next)) {
+            i = node.end;
+            continue;
+        }
+        path_[node.depth + 1u] = {next, characters};
+        accept(node.first, node.last);
         ++i;
     }
+}
+
+void Masks::accept(uint32_t begin, uint32_t end) {
+    if (begin == end) return;
+    if (!accepted_.empty() && accepted_.back().second == begin)
+        accepted_.back().second = end;
+    else
+        accepted_.emplace_back(begin, end);
+}
+
+void Masks::set_accepted(const TokenIndex::Trie &trie, Bits &bits) const {
+    for (const auto &[begin, end] : accepted_)
+        for (uint32_t i = begin; i < end; ++i) set_bit(bits, trie.order[i]);
+}
+
+// Sets the accepted plain tokens or clears the others, whichever are fewer.
+Bits Masks::accepted_plain() {
+    const TokenIndex::Trie &trie = index_->plain();
+    size_t count = 0;
+    for (const auto &[begin, end] : accepted_) count += end - begin;
+    if (count * 2 <= trie.order.size()) {
+        Bits bits(only_ends_.size());
+        set_accepted(trie, bits);
+        return bits;
+    }
+    Bits bits = index_->plain(index_->longest_plain());
+    uint32_t at = 0;
+    for (const auto &[begin, end] : accepted_) {
+        for (; at < begin; ++at) clear_bit(bits, trie.order[at]);
+        at = end;
+    }
+    for (; at < trie.order.size(); ++at) clear_bit(bits, trie.order[at]);
+    return bits;
 }
 
 StateId Masks::advance(StateId state, TokenId token) {

@@ -41,15 +41,34 @@ class Masks {
   private:
     static constexpr StateId kEnded = 0xfffffffe;
 
-    void try_tokens(StateId state, TokenIndex::Trie &trie, Bits &bits);
-    void try_bucket(StateId state, TokenIndex::Trie &trie, TokenIndex::Bucket &bucket, Bits &bits);
-    bool only_plain_run(StateId state, uint32_t length);
+    // The bytes of a character that are still to come; the first of them is from `first` to `last`.
+    struct Missing {
+        int bytes = 0;
+        uint8_t first = 0x80, last = 0xbf;
+    };
+    static Missing behind(uint8_t first_byte);
+
+    // A state on the way through a trie, and the number of characters that began before it.
+    struct Place {
+        StateId state;
+        uint32_t characters;
+    };
+
+    void try_tokens(StateId state, TokenIndex::Trie &trie, uint32_t known);
+    void try_bucket(Place place, TokenIndex::Trie &trie, TokenIndex::Bucket &bucket, uint32_t known);
+    void accept(uint32_t begin, uint32_t end);
+    void set_accepted(const TokenIndex::Trie &trie, Bits &bits) const;
+    Bits accepted_plain();
+    bool only_plain_run(StateId state);
+    uint32_t plain_run(StateId state, const Missing &missing);
 
     Machine machine_;
     std::shared_ptr<TokenIndex> index_;
     std::unordered_map<StateId, Bits> cache_;
     size_t most_cached_;
-    std::vector<StateId> path_;
+    std::vector<uint8_t> only_run_;  // [states]: 1 + only_plain_run(), or 0: not known
+    std::vector<Place> path_;
+    std::vector<std::pair<uint32_t, uint32_t>> accepted_;  // ranges of the order of a trie, ascending
     Bits only_ends_;
 };
 

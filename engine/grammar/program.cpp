@@ -39,7 +39,6 @@ class Compiler {
         for (const auto &[slot, index] : jumps_) program_.targets[slot] = entries_[index];
         program_.start = entries_[grammar_.root];
         set_byte_classes();
-        std::sort(program_.plain_loops.begin(), program_.plain_loops.end());
         return std::move(program_);
     }
 
@@ -152,14 +151,17 @@ class Compiler {
             const uint32_t loop = nodes_.add({Op::Split});
             const uint32_t body = build(part, loop);
             set_targets(loop, {body, next});
-            note_plain(part, body, kUnbounded);
+            note_plain(part, body, kUnbounded, kUnbounded);
             return min == 0 ? loop : body;
         }
         constexpr uint32_t kMostCopies = 4;
         if (e.max <= kMostCopies && (e.max == 1 || part.kind == Kind::Chars)) {
             const uint32_t end = next;
-            for (uint32_t i = min; i < e.max; ++i) next = nodes_.add_split({build(part, next), end});
-            for (uint32_t i = 0; i < min; ++i) next = build(part, next);
+            for (uint32_t left = 1; left <= e.max; ++left) {
+                const uint32_t body = build(part, next);
+                if (e.max > 1) note_plain(part, body, kUnbounded, left);
+                next = left <= e.max - min ? nodes_.add_split({body, end}) : body;
+            }
             return next;
         }
         const uint32_t loop = add_loop(min, e.max);
@@ -167,7 +169,7 @@ class Compiler {
         const uint32_t body = build(part, nodes_.add({Op::Tick, loop, start}));
         const uint32_t enter = guard({{0, e.max == kUnbounded ? kUnbounded : e.max - 1}}, body);
         set_targets(start, {enter, nodes_.add({Op::Leave, loop, next})});
-        note_plain(part, body, loop);
+        note_plain(part, body, loop, e.max);
         return nodes_.add({Op::Enter, loop, start});
     }
     void set_targets(uint32_t node, const std::vector<uint32_t> &targets) {
@@ -175,9 +177,9 @@ class Compiler {
         program_.targets.insert(program_.targets.end(), targets.begin(), targets.end());
         program_.nodes[node].b = static_cast<uint32_t>(program_.targets.size());
     }
-    void note_plain(const Expression &part, uint32_t node, uint32_t loop) {
+    void note_plain(const Expression &part, uint32_t node, uint32_t loop, uint32_t most) {
         if (part.kind == Kind::Chars && part.chars.contains(plain_characters()))
-            program_.plain_loops.emplace_back(node, loop);
+            program_.plain_loops.push_back({node, loop, most, true});
     }
 
     static size_t weight(const Expression &e) {
@@ -225,6 +227,11 @@ class Compiler {
         return result;
     }
 
+    static bool have_one_target(const CharMap &map) {
+        return std::ranges::all_of(map,
+                                   [&](const CharTarget &entry) { return entry.target == map[0].target; });
+    }
+
     uint32_t build_words(const Expression &e, uint32_t next) {
         const Dfa &dfa = *e.dfa;
         const bool counted = e.min > 0 || e.max != kUnbounded;
@@ -235,6 +242,12 @@ class Compiler {
         for (uint32_t q = 0; q < dfa.states(); ++q) states.push_back(nodes_.add({Op::Split}));
         for (uint32_t q = 0; q < dfa.states(); ++q)
             arrivals.push_back(counted ? nodes_.add({Op::Tick, loop, states[q]}) : states[q]);
+        const std::vector<bool> free = dfa.closed(plain_characters());
+        uint32_t most_plain = kUnbounded;
+        for (uint32_t q = 0; counted && q < dfa.states(); ++q)
+            if (free[q])
+                most_plain =
+                    std::min(most_plain, live[q].empty() || live[q][0].first > 0 ? 0 : live[q][0].second);
         for (uint32_t q = 0; q < dfa.states(); ++q) {
             // The count is checked before a character, as a token may end inside the character.
             std::map<Program::Intervals, CharMap> by_count;
@@ -250,7 +263,12 @@ class Compiler {
             std::vector<uint32_t> targets;
             for (auto &[allowed, map] : by_count) {
                 std::sort(map.begin(), map.end());
-                targets.push_back(guard(allowed, nodes_.add_chars(map, e.spelling)));
+                const uint32_t node = nodes_.add_chars(map, e.spelling);
+                // Else the plain characters might be divided among several nodes.
+                if (free[q] && most_plain > 0 && by_count.size() == 1)
+                    program_.plain_loops.push_back(
+                        {node, counted ? loop : kUnbounded, most_plain, have_one_target(map)});
+                targets.push_back(guard(allowed, node));
             }
             if (dfa.accepting(q)) targets.push_back(end);
             set_targets(states[q], targets);

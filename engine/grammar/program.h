@@ -62,9 +62,13 @@ struct Program {
     std::array<uint8_t, 256> byte_class{};
     std::vector<uint8_t> class_sample;  // [classes]: the first byte of each
 
-    // The nodes where a character of a repetition of any plain text begins (token_index.h), ascending,
-    // each with the loop that counts the characters (kUnbounded: none does).
-    std::vector<std::pair<uint32_t, uint32_t>> plain_loops;
+    // A node where a character begins, and where any text of plain characters (plain_characters()) may follow:
+    // `most` characters (kUnbounded: any number), less the count of `loop`, unless that is kUnbounded.
+    struct PlainLoop {
+        uint32_t node, loop, most;
+        bool alike;  // all these characters lead to the same node
+    };
+    std::vector<PlainLoop> plain_loops;
 
     size_t classes() const { return class_sample.size(); }
     bool has_tokens() const { return !token_sets.empty(); }

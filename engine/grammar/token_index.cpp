@@ -65,7 +65,7 @@ void TokenIndex::index() {
         if (text(id).size() == 1) has_byte[static_cast<uint8_t>(text(id)[0])] = true;
     const bool has_bytes =
         std::all_of(has_byte.begin() + 0x80, has_byte.begin() + 0xc0, [](bool b) { return b; });
-    std::vector<TokenId> everything, rest;
+    std::vector<TokenId> plain, rest;
     plain_by_length_.resize(1);
     for (TokenId id = 0; id < rows_; ++id) {
         const std::string_view bytes = text(id);
@@ -74,7 +74,6 @@ void TokenIndex::index() {
             clear_bit(sampleable_, id);
             continue;
         }
-        everything.push_back(id);
         const uint32_t count = plain_characters_of(bytes);
         if (count == 0) {
             rest.push_back(id);
@@ -82,8 +81,9 @@ void TokenIndex::index() {
         }
         if (plain_by_length_.size() <= count) plain_by_length_.resize(count + 1);
         plain_by_length_[count].push_back(id);
+        plain.push_back(id);
     }
-    all_ = sorted(everything);
+    plain_trie_ = sorted(plain);
     not_plain_ = sorted(rest);
 }
 
@@ -103,15 +103,22 @@ TokenIndex::Trie TokenIndex::sorted(const std::vector<TokenId> &tokens) const {
     std::vector<uint32_t> next(starts.begin(), starts.end() - 1);
     for (const TokenId id : tokens) trie.order[next[key(id)]++] = id;
     for (uint32_t first = 0; first < 256; ++first) {
-        trie.single[first] = {starts[first * 257], starts[first * 257 + 1]};
+        trie.begin[first] = starts[first * 257];
+        trie.single[first] = starts[first * 257 + 1];
         for (uint32_t second = 0; second < 256; ++second) {
             const uint32_t at = first * 257 + second + 1;
             if (starts[at] == starts[at + 1]) continue;
             trie.second[first].emplace_back(static_cast<uint8_t>(second),
                                             static_cast<uint32_t>(trie.buckets.size()));
             trie.buckets.push_back({starts[at], starts[at + 1]});
+            TokenIndex::Bucket &bucket = trie.buckets.back();
+            for (uint32_t i = bucket.begin; i < bucket.end; ++i)
+                bucket.longest =
+                    std::max(bucket.longest, static_cast<uint32_t>(text(trie.order[i]).size()) - 2);
+            trie.longest[first] = std::max(trie.longest[first], bucket.longest + 1);
         }
     }
+    trie.begin[256] = starts[kKeys];
     return trie;
 }
 
@@ -119,10 +126,24 @@ void TokenIndex::build(Trie &trie, Bucket &bucket) {
     if (bucket.built) return;
     bucket.built = true;
     const auto begin = trie.order.begin() + bucket.begin, end = trie.order.begin() + bucket.end;
-    std::sort(begin, end, [&](TokenId a, TokenId b) {
-        const int order = text(a).substr(2).compare(text(b).substr(2));
-        return order != 0 ? order < 0 : a < b;
+    struct Entry {
+        uint64_t key;  // the first eight bytes behind the second, which mostly decide
+        TokenId id;
+    };
+    std::vector<Entry> entries;
+    for (auto at = begin; at != end; ++at) {
+        const std::string_view bytes = text(*at).substr(2);
+        uint64_t key = 0;
+        for (size_t i = 0; i < 8; ++i)
+            key = key << 8 | (i < bytes.size() ? static_cast<uint8_t>(bytes[i]) : 0);
+        entries.push_back({key, *at});
+    }
+    std::sort(entries.begin(), entries.end(), [&](const Entry &a, const Entry &b) {
+        if (a.key != b.key) return a.key < b.key;
+        const int order = text(a.id).compare(text(b.id));
+        return order != 0 ? order < 0 : a.id < b.id;
     });
+    std::transform(entries.begin(), entries.end(), begin, [](const Entry &entry) { return entry.id; });
     uint32_t at = bucket.begin;
     while (at < bucket.end && text(trie.order[at]).size() == 2) ++at;
     bucket.whole = at;
@@ -130,8 +151,14 @@ void TokenIndex::build(Trie &trie, Bucket &bucket) {
     std::string_view last;
     std::vector<Node> &nodes = bucket.nodes;
     const auto close = [&](size_t depth) {
-        for (; path.size() > depth; path.pop_back())
-            nodes[path.back()].end = static_cast<uint32_t>(nodes.size());
+        for (; path.size() > depth; path.pop_back()) {
+            Node &node = nodes[path.back()];
+            node.end = static_cast<uint32_t>(nodes.size());
+            if (path.size() < 2) continue;
+            Node &above = nodes[path[path.size() - 2]];
+            above.below =
+                std::max<uint8_t>(above.below, node.below < kMostBelow ? node.below + 1 : node.below);
+        }
     };
     for (; at < bucket.end; ++at) {
         const std::string_view bytes = text(trie.order[at]).substr(2);
@@ -140,7 +167,7 @@ void TokenIndex::build(Trie &trie, Bucket &bucket) {
         close(common);
         for (size_t i = common; i < bytes.size(); ++i) {
             path.push_back(static_cast<uint32_t>(nodes.size()));
-            nodes.push_back({0, at, at, static_cast<uint16_t>(i), static_cast<uint8_t>(bytes[i])});
+            nodes.push_back({0, at, at, static_cast<uint16_t>(i), static_cast<uint8_t>(bytes[i]), 0});
         }
         nodes[path.back()].last = at + 1;
         last = bytes;

@@ -35,22 +35,27 @@ inline bool has_bit(const Bits &bits, TokenId token) {
 // Not thread-safe: tries are made when needed.
 class TokenIndex {
   public:
+    static constexpr uint8_t kMostBelow = 255;
     // A trie in depth-first order, without its first two bytes.
     struct Node {
         uint32_t end;          // the end of the node's descendants
         uint32_t first, last;  // its tokens, in `order`
         uint16_t depth;        // 0 for children of the second byte
         uint8_t byte;
+        uint8_t below;  // how many bytes its longest descendant has more; kMostBelow: or even more
     };
     struct Bucket {
         uint32_t begin = 0, end = 0;  // in `order`; those that end after two bytes come first
         uint32_t whole = 0;           // the end of those
+        uint32_t longest = 0;         // bytes behind the second
         std::vector<Node> nodes = {};
         bool built = false;
     };
     struct Trie {
         std::vector<TokenId> order;
-        std::array<std::pair<uint32_t, uint32_t>, 256> single{};            // tokens of one byte, in `order`
+        std::array<uint32_t, 257> begin{};    // in `order`, by the first byte
+        std::array<uint32_t, 256> single{};   // the end of the tokens of one byte
+        std::array<uint32_t, 256> longest{};  // bytes behind the first
         std::array<std::vector<std::pair<uint8_t, uint32_t>>, 256> second;  // second byte, bucket
         std::vector<Bucket> buckets;
     };
@@ -70,7 +75,7 @@ class TokenIndex {
     bool is_end(TokenId token) const;
     bool is_sampleable(TokenId token) const { return has_bit(sampleable_, token); }
 
-    Trie &all() { return all_; }
+    Trie &plain() { return plain_trie_; }
     Trie &not_plain() { return not_plain_; }
     // Makes the nodes, unless they exist.
     void build(Trie &trie, Bucket &bucket);
@@ -88,7 +93,7 @@ class TokenIndex {
     std::vector<uint32_t> offsets_;  // [rows + 1]
     std::vector<TokenId> ends_;      // ascending
     Bits sampleable_;
-    Trie all_, not_plain_;
+    Trie plain_trie_, not_plain_;
     std::vector<std::vector<TokenId>> plain_by_length_;  // [characters]
     std::map<uint32_t, Bits> plain_;
 };

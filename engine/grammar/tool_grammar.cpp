@@ -92,12 +92,20 @@ class ToolCompiler {
         const Expr one = rule(grammar_.add("call", choice(std::move(calls))));
         const uint32_t most = tools.parallel && format_.repeats ? kUnbounded : 1;
         grammar_.rules[0].body = answer(one, most);
+        if (options_.may_be_text) {
+            const Expr all = rule(grammar_.add("calls", grammar_.rules[0].body));
+            const Expr text =
+                sequence({mark_(std::string(format_.text_name) + "\n"), text_without(format_.before)});
+            grammar_.rules[0].body =
+                choice({all, sequence({text, optional(sequence({mark_(format_.before), all}))})});
+        }
         return std::move(grammar_);
     }
 
   private:
     // The first mark of the answer, without the part that is already written.
     Expr first(std::string_view mark) const {
+        if (options_.begun.empty() && !format_.text_name.empty()) return empty();  // the prompt has it
         if (options_.begun.empty()) return format_.bare ? optional(mark_(mark)) : mark_(mark);
         return mark_(mark.substr(std::min(mark.size(), options_.begun.size())));
     }

@@ -18,6 +18,7 @@ using MarkExpr = std::function<Expr(std::string_view)>;
 
 struct ToolGrammarOptions {
     std::string_view begun = {};  // the part of the first mark that is already written
+    bool may_be_text = false;     // ToolFormat::text_name: text alone, or before the first call
     SchemaOptions schema = {};
 };
 

@@ -161,7 +161,7 @@ void ChatPrompt::find_tool_format() {
     tool_format_ = format_of_source(source);
     if (tool_format_ || source.find("tools") == source.npos) return;
     for (const ToolFormat &format : tool_formats())
-        if (!format.bare && tokenizer_->find(format.triggers().front())) {
+        if (!format.bare && format.text_name.empty() && tokenizer_->find(format.triggers().front())) {
             tool_format_ = &format;
             return;
         }

@@ -287,7 +287,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (masked) {
         assert(batch.masks.size() == batch.logit_rows.size());
         logits_.stage_masks(batch.masks);
-        logits_.upload_masks(stream_, 0, std::min(logit_rows_, kLinearTokens));
+        logits_.upload_masks(stream_, 0);
     }
     now_ = {batch.part,
             tokens_,
@@ -322,7 +322,7 @@ bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<TopLogit>
     if (!start(batch, count)) return false;
     for (int32_t first = kLinearTokens; first < logit_rows_; first += kLinearTokens) {
         const int32_t some = std::min(logit_rows_ - first, kLinearTokens);
-        if (now_.masked) logits_.upload_masks(stream_, first, some);
+        if (now_.masked) logits_.upload_masks(stream_, first);
         enqueue_logits(first, some);
     }
     stream_.wait();

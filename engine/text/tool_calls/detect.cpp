@@ -58,8 +58,8 @@ const ToolFormat *format_of_source(std::string_view source) {
     if (has("functions.") && has("<|channel|>commentary") && has("<|call|>"))
         return find_tool_format("harmony");
     for (const ToolFormat &format : tool_formats())
-        if (!format.bare && has(format.open) && has(format.before) && has(format.between) &&
-            has(format.parameter) && has(format.value) && has(format.after))
+        if (!format.bare && format.text_name.empty() && has(format.open) && has(format.before) &&
+            has(format.between) && has(format.parameter) && has(format.value) && has(format.after))
             return &format;
     return nullptr;
 }

@@ -119,6 +119,7 @@ constexpr ToolFormat kFormats[] = {
      .before = "<function=",
      .between = ">",
      .after = "</function>"},
+    {.name = "Functionary 3.2", .body = Body::Named, .before = ">>>", .between = "\n", .text_name = "all"},
     {.name = "Llama 4",
      .body = Body::Python,
      .before = "<|python_start|>",

@@ -38,6 +38,9 @@ struct ToolFormat {
     bool typed = false;    // `value` is followed by true or false (is it a string?) and ">
     bool counted = false;  // Named: a colon and a number follow the name
     bool repeats = true;   // more than one call in an answer
+    // Named: what stands in the place of a name before text. The prompt then ends with `before`, so an answer begins
+    // with a name, or with this and a newline.
+    std::string_view text_name = {};
 
     // First words of the marks that begin calls in a text; empty for a format without such marks.
     std::vector<std::string_view> triggers() const;

@@ -11,6 +11,7 @@ namespace runnel::text {
 namespace {
 
 using Body = ToolFormat::Body;
+constexpr std::string_view kSpace = " \t\r\n";
 constexpr size_t kMostFailures = 32;      // each may read the text to its end
 constexpr size_t kMostParameters = 1000;  // of one call
 constexpr const char *kTooMany = "there are too many calls";
@@ -321,6 +322,28 @@ bool may_be_bare(const ToolFormat &format, char first) {
     return format.bare && first == (format.body == Body::Python ? '[' : '{');
 }
 
+// How an answer begins behind a prompt that ends with `before` (ToolFormat::text_name).
+struct Opening {
+    enum class Kind { Unsure, Text, Call, None } kind;
+    size_t behind;  // Text: the end of the mark
+};
+Opening opening_of(const ToolFormat &format, const ToolUse &tools, std::string_view text, size_t from) {
+    Cursor cursor(text, from);
+    cursor.skip_space();
+    const std::string_view name = cursor.take_name();
+    if (cursor.done() && name.size() <= kMaxToolName) return {Opening::Kind::Unsure, 0};
+    if (name == format.text_name && cursor.take("\n")) return {Opening::Kind::Text, cursor.at()};
+    const bool calls = (cursor.peek() == '\n' || cursor.peek() == '{') && tools.find(name);
+    return {calls ? Opening::Kind::Call : Opening::Kind::None, 0};
+}
+// The end of the mark before text that begins at `at`; npos if none does.
+size_t behind_text_mark(const ToolFormat &format, std::string_view text, size_t at) {
+    if (format.text_name.empty() || at == text.npos) return text.npos;
+    Cursor cursor(text, at);
+    const bool is_mark = cursor.take(format.before) && cursor.take(format.text_name) && cursor.take("\n");
+    return is_mark ? cursor.at() : text.npos;
+}
+
 }  // namespace
 
 ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, std::string_view text,
@@ -363,11 +386,24 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
         return in_section ? call : section;
     };
     size_t at = 0;
+    if (!format.text_name.empty()) {
+        const Opening opening = opening_of(format, tools, text, 0);
+        if (opening.kind == Opening::Kind::Text) at = opening.behind;
+        if (opening.kind == Opening::Kind::Call) {
+            Cursor cursor(text);
+            cursor.skip_space();
+            take(reader.read(cursor, CallReader::Where::Bare, kMaxToolCalls));
+            answer.note = reader.problem();
+            if (!answer.calls.empty()) at = cursor.at();
+        }
+    }
     while (at < text.size()) {
         size_t trigger = next(at);
         std::vector<ToolCall> calls;
         Cursor cursor(text, trigger);
-        while (trigger != text.npos && failures < kMostFailures && answer.calls.size() < kMaxToolCalls) {
+        size_t behind_mark = text.npos;
+        while (trigger != text.npos && (behind_mark = behind_text_mark(format, text, trigger)) == text.npos &&
+               failures < kMostFailures && answer.calls.size() < kMaxToolCalls) {
             cursor = Cursor(text, trigger);
             calls = reader.read(cursor, in_section ? CallReader::Where::Section : CallReader::Where::Text,
                                 kMaxToolCalls - answer.calls.size());
@@ -378,6 +414,12 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
             }
             if (!calls.empty()) break;
             trigger = next(trigger + 1);
+        }
+        if (behind_mark != text.npos) {
+            answer.content += without_space_behind(text.substr(at, trigger - at));
+            if (!answer.content.empty()) answer.content += '\n';
+            at = behind_mark;
+            continue;
         }
         if (calls.empty()) {
             if (trigger != text.npos && answer.calls.size() >= kMaxToolCalls) answer.note = kTooMany;
@@ -395,6 +437,18 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
 std::string ToolCallSplitter::push(std::string_view text) {
     pending_ += text;
     if (holds_) return {};
+    if (!began_ && !format_->text_name.empty()) {
+        const Opening opening = opening_of(*format_, *tools_, pending_, blank_);
+        if (opening.kind == Opening::Kind::Unsure)
+            blank_ = std::min(pending_.find_first_not_of(kSpace, blank_), pending_.size());
+        holds_ = opening.kind == Opening::Kind::Call;
+        if (holds_ || opening.kind == Opening::Kind::Unsure) return {};
+        if (opening.kind == Opening::Kind::Text) {
+            pending_.erase(0, opening.behind);
+            blank_ = 0;
+            began_ = true;
+        }
+    }
     const std::string_view fresh = std::string_view(pending_).substr(blank_);
     if (!began_ && format_->bare) {
         const size_t first = fresh.find_first_not_of(" \t\r\n");

@@ -50,9 +50,7 @@ LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t m
     partial_ = DeviceMemory(chunks * sizeof(RowSummary), kName);
     best_ = DeviceMemory(kRows * sizeof(uint64_t), kName);
     counters_ = DeviceMemory(kRows * sizeof(uint32_t), kName);
-    masks_ = DeviceMemory(kRows * mask_bytes(), kName);
-    masked_ = DeviceMemory(kRows * sizeof(int32_t), kName);
-    host_masked_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(int32_t));
+    masks_ = DeviceMemory(masks_bytes(), kName);
     host_logits_ = PinnedMemory(logits);
     host_candidates_ = PinnedMemory(static_cast<size_t>(max_tokens) * kMaxCandidates * sizeof(TopLogit));
     host_summaries_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(RowSummary));
@@ -98,30 +96,37 @@ void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, con
 }
 
 void LogitsRunner::stage_masks(std::span<const TokenMask> masks) {
-    const size_t bytes = masks.size() * mask_bytes();
+    const size_t bytes = (masks.size() + kRows - 1) / kRows * masks_bytes();
     if (host_masks_.size() < bytes) host_masks_ = PinnedMemory(bytes);
-    for (size_t row = 0; row < masks.size(); ++row) {
-        host_masked_.as<int32_t>()[row] = masks[row].empty() ? 0 : 1;
-        assert(masks[row].empty() || masks[row].size_bytes() == mask_bytes());
-        if (!masks[row].empty())
-            std::memcpy(host_masks_.as<std::byte>() + row * mask_bytes(), masks[row].data(), mask_bytes());
+    for (size_t first = 0; first < masks.size(); first += kRows) {
+        std::byte *to = host_masks_.as<std::byte>() + first / kRows * masks_bytes();
+        const std::span<int32_t> numbers(reinterpret_cast<int32_t *>(to), kRows);
+        to += numbers.size_bytes();
+        int32_t used = 0;
+        for (size_t i = 0; i < kRows; ++i) {
+            const TokenMask mask = first + i < masks.size() ? masks[first + i] : TokenMask{};
+            numbers[i] = mask.empty() ? 0 : ++used;
+            if (mask.empty()) continue;
+            assert(mask.size_bytes() == mask_bytes());
+            std::memcpy(to, mask.data(), mask_bytes());
+            to += mask_bytes();
+        }
     }
 }
 
-void LogitsRunner::upload_masks(Stream &stream, int32_t first, int32_t count) {
-    const int32_t *masked = host_masked_.as<const int32_t>() + first;
-    stream.copy_to_device(masked_.data(), masked, static_cast<size_t>(count) * sizeof(int32_t));
-    for (int32_t row = 0; row < count; ++row)
-        if (masked[row] != 0)
-            stream.copy_to_device(
-                masks_.as<std::byte>() + static_cast<size_t>(row) * mask_bytes(),
-                host_masks_.as<const std::byte>() + static_cast<size_t>(first + row) * mask_bytes(),
-                mask_bytes());
+void LogitsRunner::upload_masks(Stream &stream, int32_t first) {
+    assert(first % kLinearTokens == 0);
+    const std::byte *from =
+        host_masks_.as<const std::byte>() + static_cast<size_t>(first) / kRows * masks_bytes();
+    const std::span<const int32_t> numbers(reinterpret_cast<const int32_t *>(from), kRows);
+    const auto used = static_cast<size_t>(*std::ranges::max_element(numbers));
+    stream.copy_to_device(masks_.data(), from, numbers.size_bytes() + used * mask_bytes());
 }
 
 void LogitsRunner::enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest,
                                       bool masked) {
-    const RowMasks masks{masked ? masks_.as<const uint32_t>() : nullptr, masked_.as<const int32_t>(),
+    const int32_t *numbers = masks_.as<const int32_t>();
+    const RowMasks masks{masked ? reinterpret_cast<const uint32_t *>(numbers + kRows) : nullptr, numbers,
                          static_cast<int64_t>(mask_bytes() / sizeof(uint32_t))};
     TopLogit *const to = host_candidates_.as<TopLogit>() + int64_t{first} * largest;
     if (largest == 1) {

@@ -36,8 +36,9 @@ class LogitsRunner {
                  int32_t count);
     // Copies the masks of a batch's rows (Batch::masks) to pinned memory. Precondition: the stream is idle.
     void stage_masks(std::span<const TokenMask> masks);
-    // Uploads those of rows [first, first + count), for the next enqueue_candidates().
-    void upload_masks(Stream &stream, int32_t first, int32_t count);
+    // Uploads those of the kLinearTokens rows from `first`, a multiple of kLinearTokens, for the next
+    // enqueue_candidates(): one copy.
+    void upload_masks(Stream &stream, int32_t first);
     // Selects the `largest` greatest logits of each of those rows; if `masked`, only of tokens that the uploaded mask
     // allows. After the stream has finished, candidates() has them and, if `largest` is more than 1, summaries() has the
     // sum of each row.
@@ -49,6 +50,9 @@ class LogitsRunner {
 
   private:
     int32_t chunks() const { return (vocab_ + kSelectChunk - 1) / kSelectChunk; }
+    size_t masks_bytes() const {
+        return static_cast<size_t>(kLinearTokens) * (sizeof(int32_t) + mask_bytes());
+    }
     size_t mask_bytes() const { return mask_bytes_of(vocab_); }
     static size_t mask_bytes_of(int64_t vocab) {
         return static_cast<size_t>((vocab + 63) / 64) * sizeof(uint64_t);
@@ -60,8 +64,10 @@ class LogitsRunner {
     DeviceMemory kept_, logits_;    // [kLinearTokens] rows: of the input, of logits
     DeviceMemory keys_, partial_;   // of top-k
     DeviceMemory best_, counters_;  // of argmax; zero between launches
-    DeviceMemory masks_, masked_;   // [kLinearTokens] rows
-    PinnedMemory host_masks_, host_masked_;
+    // Masks of kLinearTokens rows, in the order of the rows that have one. Before the bits: the number of each row's
+    // mask (RowMasks). On the host: of all the batch's rows.
+    DeviceMemory masks_;
+    PinnedMemory host_masks_;
     PinnedMemory host_logits_, host_candidates_, host_summaries_;
 };
 

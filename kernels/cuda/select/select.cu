@@ -20,7 +20,8 @@ constexpr int kThreads = 256, kWarps = 8;
 
 // The bits of a row; null: all tokens are allowed.
 DEVICE const uint32_t *mask_of(const RowMasks &masks, int64_t row) {
-    return masks.bits != nullptr && masks.masked[row] != 0 ? masks.bits + row * masks.stride : nullptr;
+    const int32_t number = masks.bits != nullptr ? masks.number[row] : 0;
+    return number != 0 ? masks.bits + (number - 1) * masks.stride : nullptr;
 }
 DEVICE bool is_allowed(const uint32_t *mask, int32_t token) {
     const auto t = static_cast<uint32_t>(token);

@@ -16,10 +16,10 @@
 
 namespace runnel::kernels::cuda {
 
-// One bit per token of each row: token t is bit t % 32 of word t / 32. `bits` is null if no row has a mask.
+// One bit per token of each mask: token t is bit t % 32 of word t / 32. `bits` is null if no row has a mask.
 struct RowMasks {
-    const uint32_t *bits;   // [rows][stride]; undefined for rows without a mask
-    const int32_t *masked;  // [rows]; 0: the row has no mask
+    const uint32_t *bits;   // [masks][stride]
+    const int32_t *number;  // [rows]: 1 + the row's mask, or 0: the row has none
     int64_t stride;
 };
 

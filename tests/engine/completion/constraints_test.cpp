@@ -37,3 +37,33 @@ TEST_CASE("constraints: forced calls write their JSON in the style of the reques
             CHECK(constraint->allows(tokens("<function=f>{\""), second));
         }
 }
+
+TEST_CASE(
+    "constraints: where the prompt begins a call's mark, an answer is constrained from its first token") {
+    const auto loaded = testing::byte_pair_file({}, {"<|end|>"}).load();
+    const text::Tokenizer &tokenizer = loaded.tokenizer;
+    Constraints constraints(tokenizer, static_cast<int32_t>(tokenizer.size()),
+                            [&](TokenId id) { return tokenizer.decode(id); });
+    text::ToolUse tools = text::read_tools(text::parse_json(R"([{"name": "f", "parameters": {}}])"));
+    const text::ToolFormat &format = *text::find_tool_format("Functionary 3.2");
+    const auto tokens = [&](const std::string &text) {
+        return tokenizer.encode(text, {.add_special = false, .continues = true});
+    };
+    for (const bool required : {false, true}) {
+        CAPTURE(required);
+        if (required) tools.choose("required");
+        auto constraint = constraints.make_calls(format, tools, {}, false, {});
+        REQUIRE(constraint);
+        constraint->begin(0);
+        const auto allows = [&](const std::string &text) {
+            const auto all = tokens(text);
+            return constraint->allowed({}, all) == all.size();
+        };
+        CHECK(allows("f\n{"));
+        CHECK(!allows("g\n{"));
+        CHECK(allows("all\nHello >>") == !required);
+        CHECK(allows("all\nHello >>>f\n{}>>>f") == !required);
+        CHECK(!allows("all\nHello >>>g"));
+        CHECK(!allows("Hello"));
+    }
+}

@@ -79,6 +79,21 @@ std::vector<std::string> small_vocabulary() {
     return texts;
 }
 
+// Texts of a few characters of all lengths in UTF-8, which share many beginnings; some end inside a character.
+std::vector<std::string> random_vocabulary(Random &random) {
+    std::vector<std::string> texts = small_vocabulary();
+    const std::string_view parts[] = {"a",  "a",  "b", "z", " ",  "n",  "é",    "ü",
+                                      "漢", "字", "😀", "😁", "\"", "\\", "\xc3", "\x80"};
+    for (int i = 0; i < 800; ++i) {
+        std::string text;
+        const size_t kinds = random.below(3) ? 12 : std::size(parts);  // mostly plain characters only
+        for (size_t left = 1 + random.below(random.below(4) ? 5 : 16); left > 0; --left)
+            text += parts[random.below(kinds)];
+        texts.push_back(text);
+    }
+    return texts;
+}
+
 Masks masks_of(const Source &source, std::shared_ptr<TokenIndex> index) {
     return Masks(Machine(compile(source)), std::move(index));
 }
@@ -92,16 +107,18 @@ void check_against_naive(Masks &masks, StateId state) {
             expected = masks.accepts(state);
         else if (!index.text(id).empty())
             expected = masks.machine().advance(state, index.text(id)) != kDead;
+        if (has_bit(mask, id) == expected && masks.allows(state, id) == expected) continue;
         CAPTURE(id);
         CHECK(has_bit(mask, id) == expected);
         CHECK(masks.allows(state, id) == expected);
     }
+    CHECK(has_bit(mask, index.ends()[0]) == masks.accepts(state));
 }
 
 }  // namespace
 
 TEST_CASE("masks: equal the result of trying every token, at random states") {
-    const auto index = std::make_shared<TokenIndex>(small_vocabulary(), std::vector<TokenId>{0});
+    constexpr uint64_t kSeed = 77;
     const Source kSources[] = {
         {.kind = Source::Kind::AnyJson},
         {.kind = Source::Kind::Schema,
@@ -116,13 +133,35 @@ TEST_CASE("masks: equal the result of trying every token, at random states") {
         {.kind = Source::Kind::Gbnf,
          .text = "root ::= ([^\"\\\\\\x00-\\x1f] | \"a\" \"b\"){0,6} \"a b\" | \"the\" .*"},
         {.kind = Source::Kind::Choices, .choices = {"the cat", "the dog", "", "12"}},
+        // Where plain text is allowed, but not by a repetition of any character.
+        {.kind = Source::Kind::Schema,
+         .text =
+             R"({"type":"object","properties":{"na":{"type":"string"},"é":{"type":"string"}},"additionalProperties":{"type":"string","maxLength":3}})"},
+        {.kind = Source::Kind::Schema, .text = R"({"type":"string","pattern":"z$","minLength":3})"},
+        {.kind = Source::Kind::Schema, .text = R"({"type":"string","pattern":"z$","maxLength":7})"},
+        {.kind = Source::Kind::Schema,
+         .text = R"({"type":"string","pattern":"^a","minLength":2,"maxLength":5})"},
+        {.kind = Source::Kind::Schema, .text = R"({"type":"string","minLength":2,"maxLength":3})"},
+        {.kind = Source::Kind::Schema, .text = R"({"type":"string","pattern":"^[^漢z]{1,4}( [^漢é]*)*$"})"},
+        {.kind = Source::Kind::Schema,
+         .text =
+             R"({"anyOf":[{"type":"string","minLength":2,"maxLength":6},{"const":"aaa aab z"},{"type":"string","pattern":"^a*(漢[字😀]?)*$"}]})"},
+        {.kind = Source::Kind::Regex, .text = "a{2}[^\\x00-\\x1f\"\\\\é]*|a[^😀]{3}|b.{3,9}|[^z]{4}"},
     };
-    for (const Source &source : kSources) {
+    Random words(kSeed);
+    const std::vector<TokenId> ends{0};
+    const std::shared_ptr<TokenIndex> indices[] = {
+        std::make_shared<TokenIndex>(small_vocabulary(), ends),
+        std::make_shared<TokenIndex>(random_vocabulary(words), ends)};
+    for (size_t number = 0; number < 2 * std::size(kSources); ++number) {
+        const Source &source = kSources[number / 2];
+        const auto index = indices[number % 2];
         CAPTURE(source.text);
+        CAPTURE(number % 2);
         Masks masks = masks_of(source, index);
         for (uint64_t round = 0; round < 6; ++round) {
             CAPTURE(round);
-            Random random(77 + round);
+            Random random(kSeed + round);
             StateId state = masks.start();
             for (int step = 0; step < 12; ++step) {
                 check_against_naive(masks, state);

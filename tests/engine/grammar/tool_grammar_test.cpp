@@ -115,6 +115,37 @@ TEST_CASE("tool grammar: one required tool, one call, a mark that the prompt alr
     }
 }
 
+TEST_CASE("tool grammar: an answer that begins with a name is calls, text, or text and then calls") {
+    const ToolUse tools = some_tools();
+    const ToolFormat &format = *text::find_tool_format("Functionary 3.2");
+    Machine machine = machine_of(format, tools, {.begun = {}, .may_be_text = true, .schema = {}});
+    const auto accepts = [&](const std::string &text) {
+        const StateId end = machine.advance(machine.start(), text);
+        return end != kDead && machine.accepts(end);
+    };
+    CHECK(accepts("all\nHello >> you."));
+    CHECK(accepts("all\n"));
+    CHECK(accepts("now\n{}"));
+    CHECK(accepts("now\n{}>>>say\n{\"text\": \"}>>>\"}"));
+    CHECK(accepts("all\nI look.\n>>>now\n{}\n>>>now\n{}"));
+    CHECK(!accepts(">>>now\n{}"));
+    CHECK(!accepts("Hello"));
+    CHECK(!accepts("all\nI look.>>>"));
+    CHECK(!accepts("all\nI look.>>>later\n{}"));
+    CHECK(!accepts("now\n[]"));
+    CHECK(!accepts("now\n{} and"));
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+        CAPTURE(seed);
+        Random random(seed);
+        const std::string text = random_text(machine, random);
+        CAPTURE(text);
+        const text::ParsedAnswer answer = text::parse_tool_calls(format, tools, text);
+        CHECK(answer.note == "");
+        CHECK(answer.calls.empty() == (text.starts_with("all\n") && text.find(">>>") == text.npos));
+        for (const text::ToolCall &call : answer.calls) check_arguments(call);
+    }
+}
+
 TEST_CASE("tool grammar: an unusable schema allows any object, and the other tools keep their schemas") {
     ToolUse tools = some_tools();
     tools.tools[2].parameters = text::parse_json(R"({"type": "object", "properties": {"a": {"if": {}}}})");

@@ -10,6 +10,7 @@
 #include "engine/decode/single_sequence.h"
 #include "engine/decode/speculation/lookup_draft.h"
 #include "engine/decode/speculation/speculator.h"
+#include "engine/grammar/source.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/support/answers.h"
@@ -194,6 +195,48 @@ TEST_CASE("model draft: tokens that only one of the two models has") {
         CHECK(draft.tokens.size() == 20);
         for (const TokenId id : draft.tokens) CHECK(id < std::min<int64_t>(kVocab, program->program().vocab));
     }
+}
+
+TEST_CASE("model draft: with fewer tokens than the model, drafts follow the model's grammar all the same") {
+    constexpr int32_t kTokens = 150;  // ids from 90 on: texts of two letters
+    std::vector<std::string> texts;
+    for (int32_t id = 0; id < kTokens; ++id)
+        texts.push_back(id < 90 ? std::string(1, static_cast<char>('!' + id))
+                                : "a" + std::string(1, static_cast<char>('!' + id - 90)));
+    const auto index = std::make_shared<grammar::TokenIndex>(texts);
+    // The ids 0 to 20, then 64 to 68, then 0 to 32 for the rest.
+    const grammar::Program program =
+        grammar::compile({.kind = grammar::Source::Kind::Regex, .text = "[!-5]{4}[a-e][!-A]{30}"});
+    constexpr size_t kPrompt = 3, kForced = kPrompt + 4;
+    for (const int32_t vocab : {30, 66, 170})
+        for (const float temperature : {0.0f, 0.8f})
+            for (const bool distributions : {false, true}) {
+                CAPTURE(vocab);
+                CAPTURE(temperature);
+                CAPTURE(distributions);
+                const TinyProgram small({.layers = 1, .width = 32, .feed_forward = 32, .vocab = vocab}, 5);
+                const ExecutorOptions shape{.context = 40};
+                Executor host(cpu(), small.program(), shape), gpu(cuda(), small.program(), shape);
+                ModelDraft on_host(host, "model", distributions), on_gpu(gpu, "model", distributions);
+                Sampler sampler(sampling_of(temperature), kTokens);
+                sampler.constrain(
+                    Constraint(std::make_shared<grammar::Masks>(grammar::Machine(program), index)));
+                std::vector<TokenId> text{5, 100, 7};
+                sampler.begin_answer(kPrompt);
+                for (const TokenId next : {3, 20, 9, 0, 64, 32, 31, 2}) {
+                    const Draft draft = on_host.draft(text, 4, 0, sampler);
+                    if (text.size() % 3 == 1)  // the emulated device is slow
+                        CHECK(on_gpu.draft(text, 4, 0, sampler).tokens == draft.tokens);
+                    // The draft model with 30 tokens knows none of those that must follow then.
+                    size_t possible = 4;
+                    if (vocab < 64 && text.size() <= kForced)
+                        possible = std::min(possible, kForced - text.size());
+                    REQUIRE(draft.tokens.size() >= possible);
+                    CHECK(sampler.constraint()->allowed(text, draft.tokens) >= possible);
+                    for (size_t i = 0; i < possible; ++i) CHECK(draft.tokens[i] < vocab);
+                    text.push_back(next);
+                }
+            }
 }
 
 TEST_CASE("model draft: with draft and target on the GPU or the CPU, texts equal those without drafts") {

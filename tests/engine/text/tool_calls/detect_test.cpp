@@ -81,6 +81,20 @@ TEST_CASE("tool format: found by what the template writes") {
     CHECK(format_name(with_template("{{ raise_exception('no tools') }}")) == "");
 }
 
+TEST_CASE("tool format: Functionary's, whose prompt contains the first mark") {
+    const std::string source =
+        "{# tools #}{% for m in messages %}<|im_start|>{{ m.role }}ANSWER"
+        "{% if m.content %}{{ '>>>all\n' + m.content }}{% endif %}{% for t in m.tool_calls or [] %}"
+        "{{ '>>>' + t.function.name + '\n' + t.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistantANSWER>>>{% endif %}";
+    CHECK(format_name(with_template(source)) == "Functionary 3.2");
+    const auto calls = there_and_back(with_template(source), R"({"city":"Rom\"e"})");
+    REQUIRE(calls.size() == 1);
+    CHECK(calls[0].arguments == R"({"city":"Rom\"e"})");
+    // Its mark alone, in a template's text or among the tokens, does not show the format.
+    CHECK(format_name(with_template(chat("") + "{{ tools }} >>> x", {">>>"})) == "");
+}
+
 TEST_CASE("tool format: found by marks in the template or the vocabulary if the template writes no call") {
     CHECK(format_name(with_template(chat("") + "{# <tool_call> and </tool_call>, tools #}")) == "Hermes");
     CHECK(format_name(with_template(chat("") + "{{ tools }}", {"<|tool_call_start|>"})) == "LFM2");

@@ -236,6 +236,10 @@ const std::map<std::string, Write> &writers() {
                  return "<function=" + c.name + ">" + c.arguments.dump() + "</function>";
              });
          }},
+        {"Functionary 3.2",
+         [](const auto &calls) {
+             return joined(calls, [](const Made &c) { return ">>>" + c.name + "\n" + c.arguments.dump(); });
+         }},
         {"LFM2",
          [](const auto &calls) { return "<|tool_call_start|>" + python(calls) + "<|tool_call_end|>"; }},
         {"Llama 4", [](const auto &calls) { return python(calls); }},
@@ -355,6 +359,62 @@ TEST_CASE("tool calls: a text in two pieces, split anywhere, gives the same resu
             if (begun.calls.empty()) CHECK(begun.content == part);
         }
     }
+}
+
+TEST_CASE("tool calls: Functionary's prompt begins the first mark, and its text has a name") {
+    const ToolFormat &format = format_of("Functionary 3.2");
+    const ToolUse tools = tools_of({{"f", Json::object()}, {"all_of", Json::object()}});
+    const std::string call = "f\n{\"a\": \"}>>>\"}", arguments = R"({"a":"}>>>"})";
+    const struct {
+        std::string text, content;
+        size_t calls;
+    } cases[] = {
+        {call, "", 1},
+        {"\n" + call + ">>>all_of\n{}\n", "", 2},
+        {">>>" + call, "", 1},
+        {"f{}", "", 1},
+        {"all\nHello, world!\n", "Hello, world!\n", 0},
+        {"all\nall\nsaid", "all\nsaid", 0},
+        {"all\nHello.\n>>>" + call, "Hello.", 1},
+        {"all\nf\n{}", "f\n{}", 0},
+        {call + ">>>all\nThat was it.\n", "\nThat was it.", 1},
+        {">>>all\nOne.>>>all\nTwo.", "One.\nTwo.", 0},
+        {"all", "all", 0},
+        {"all good", "all good", 0},
+        {"f is a tool", "f is a tool", 0},
+        {"alles\nklar", "alles\nklar", 0},
+        {"Hello, world!", "Hello, world!", 0},
+    };
+    for (const auto &[text, content, calls] : cases) {
+        CAPTURE(text);
+        const ParsedAnswer whole = parse_tool_calls(format, tools, text);
+        CHECK(trimmed(whole.content) == trimmed(content));
+        CHECK(whole.note == "");
+        REQUIRE(whole.calls.size() == calls);
+        if (calls > 0 && text != "f{}") CHECK(whole.calls[0].arguments == arguments);
+        for (size_t cut = 0; cut <= text.size(); ++cut) {
+            CAPTURE(cut);
+            ToolCallSplitter splitter(format, tools);
+            std::string shown = splitter.push(text.substr(0, cut));
+            shown += splitter.push(text.substr(cut));
+            const ParsedAnswer rest = splitter.flush();
+            CHECK(shown + rest.content == whole.content);
+            CHECK(rest.calls == whole.calls);
+        }
+    }
+    // The text arrives as it is written, once it is clear that it is text.
+    ToolCallSplitter splitter(format, tools);
+    CHECK(splitter.push("al") == "");
+    CHECK(splitter.push("l\nHel") == "Hel");
+    CHECK(splitter.push("lo >> 1") == "lo >> 1");
+    // Without tools, only the mark before text counts.
+    const ToolUse none;
+    ToolCallSplitter alone(format, none);
+    CHECK(alone.push("all\nHi") == "Hi");
+    CHECK(alone.flush().calls.empty());
+    const ParsedAnswer bad = parse_tool_calls(format, tools, "f\n{\"a\": }");
+    CHECK(bad.content == "f\n{\"a\": }");
+    CHECK(bad.note.find("what looks like a tool call (Functionary 3.2) is part of the text") == 0);
 }
 
 TEST_CASE("tool calls: text without marks comes through as it arrives") {

@@ -52,42 +52,45 @@ float masked_logit(const Logits &l, int32_t row, int32_t token) {
     return is_allowed(l, row, token) ? l.at(row, token) : -std::numeric_limits<float>::infinity();
 }
 
-// Device memory of the masks. What lies beyond the vocabulary, and the bits of rows without a mask, are wrong on
-// purpose.
+// Device memory of the masks, those of the last rows first. What lies beyond the vocabulary is wrong on purpose.
 class DeviceMasks {
   public:
     DeviceMasks(Stream &stream, const Logits &l)
         : is_null_(l.masks.empty()),
           stride_((l.vocab + 31) / 32 + 3),
           bits_(stream, bits_of(l, stride_), "mask bits"),
-          masked_(stream, masked_of(l), "masked") {}
+          numbers_(stream, numbers_of(l), "mask numbers") {}
     RowMasks get() const {
         if (is_null_) return {nullptr, nullptr, 0};
-        return {bits_.data(), masked_.data(), stride_};
+        return {bits_.data(), numbers_.data(), stride_};
     }
 
   private:
     static std::vector<uint32_t> bits_of(const Logits &l, int32_t stride) {
         std::vector<uint32_t> words(static_cast<size_t>(l.rows * stride), 0x5a5a5a5au);
-        for (int32_t row = 0; row < l.rows; ++row)
-            for (int32_t token = 0; token < l.vocab; ++token) {
-                uint32_t &word = words[static_cast<size_t>(row * stride + token / 32)];
+        const std::vector<int32_t> numbers = numbers_of(l);
+        for (int32_t row = 0; row < l.rows; ++row) {
+            const int32_t number = numbers[static_cast<size_t>(row)];
+            for (int32_t token = 0; number > 0 && token < l.vocab; ++token) {
+                uint32_t &word = words[static_cast<size_t>((number - 1) * stride + token / 32)];
                 const uint32_t bit = 1u << token % 32;
-                const bool masked = !l.masks.empty() && !l.masks[static_cast<size_t>(row)].empty();
-                if (masked) word = is_allowed(l, row, token) ? word | bit : word & ~bit;
+                word = is_allowed(l, row, token) ? word | bit : word & ~bit;
             }
+        }
         return words;
     }
-    static std::vector<int32_t> masked_of(const Logits &l) {
+    static std::vector<int32_t> numbers_of(const Logits &l) {
         std::vector<int32_t> all(static_cast<size_t>(l.rows), 0);
-        for (size_t row = 0; row < l.masks.size(); ++row) all[row] = l.masks[row].empty() ? 0 : 1;
+        int32_t used = 0;
+        for (size_t row = l.masks.size(); row-- > 0;)
+            if (!l.masks[row].empty()) all[row] = ++used;
         return all;
     }
 
     bool is_null_;
     int32_t stride_;
     Buffer<uint32_t> bits_;
-    Buffer<int32_t> masked_;
+    Buffer<int32_t> numbers_;
 };
 
 // The tokens of a row in the order of select.h.
