@@ -126,8 +126,6 @@ Json batching_json(const std::vector<BatchingRow> &rows, const std::string &mode
 
 std::vector<BatchingLoad> loads_of(const BenchOptions &options, const ExhibitOptions &exhibit) {
     if (options.both.size() > 1) throw UsageError("--batching has requests of one kind: give -pg once");
-    if (options.prompts != BenchOptions().prompts || options.generates != BenchOptions().generates)
-        throw UsageError("--batching takes -pg P,G, not -p and -n");
     BatchingLoad load;
     if (!options.both.empty()) load.prompt = options.both[0].prompt, load.generate = options.both[0].generate;
     if (load.generate < 2)
@@ -152,7 +150,7 @@ std::vector<BatchingLoad> loads_of(const BenchOptions &options, const ExhibitOpt
 }  // namespace
 
 int bench_batching(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io) {
-    check_exhibit(options, "--batching", true);
+    check_exhibit(options, "--batching", {.sequences = true});
     check_plot_file(exhibit.plot, io);
     std::vector<BatchingLoad> loads = loads_of(options, exhibit);
     decode::StopRequest stop;

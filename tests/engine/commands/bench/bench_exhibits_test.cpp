@@ -354,3 +354,64 @@ TEST_CASE("bench --compare: gains of the turns, and the quality that perplexity 
     CHECK(bench({"--compare", "absent.gguf"}).code != 0);
     CHECK(bench({"--compare", other.path.string(), "--naive"}).code == 2);
 }
+
+TEST_CASE("bench --attention: counts of every pass, all shapes, the picture, and what it refuses") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string svg = (directory / "attention.svg").string();
+    // The model: 2 layers, 4 heads of 16 values over 2 K/V heads.
+    const json all = parsed(bench({"--attention", "-d", "40,9", "--window", "8", "-r", "1", "-t", "2", "-ctv",
+                                   "q8_0", "--json", "--plot", svg}));
+    for (const char *key : {"model", "device", "cache_type_k", "cache_type_v"}) CHECK(all[key].is_string());
+    CHECK(all["layers"] == 2);
+    CHECK(all["heads"] == 4);
+    CHECK(all["kv_heads"] == 2);
+    CHECK(all["cache_type_v"] == "q8_0");
+    CHECK(all["window"] == 8);
+    CHECK(all["largest_difference"].get<double>() < 1e-4);
+    CHECK(all["rows"].size() == 2 * (3 + 5));
+    for (const json &row : all["rows"]) {
+        const double depth = row["depth"], tokens = row["tokens"], window = row["window"];
+        CHECK((depth == 9 || depth == 40));
+        double pairs = 0;
+        for (double own = depth + 1; own <= depth + tokens; ++own)
+            pairs += window > 0 ? std::min(window, own) : own;
+        CHECK(row["scores"] == 4 * pairs);
+        CHECK(row["operations"] == 4 * pairs * 2 * (16 + 16));
+        const double cells = window > 0 ? std::min(window + tokens - 1, depth + tokens) : depth + tokens;
+        CHECK(row["cache_bytes"] == cells * row["kv_heads"].get<double>() * (32 + 34));
+        CHECK(row["matrix_bytes"] == (row["fused"] == true ? 0 : 16 * 4 * pairs));
+        CHECK(row["bytes"].get<double>() == row["cache_bytes"].get<double>() +
+                                                row["row_bytes"].get<double>() +
+                                                row["matrix_bytes"].get<double>());
+        CHECK(row["us_per_token"].get<double>() == doctest::Approx(row["us"].get<double>() / tokens));
+        CHECK(row["own"] == (row["kv_heads"] == 2));
+    }
+    for (const char *part :
+         {"microseconds per token and layer", "depth: tokens", "GQA 2 (the model)", "window 8"})
+        CHECK(content(svg).find(part) != std::string::npos);
+    const Result table = bench({"--attention", "-d", "9,40", "-r", "1"});
+    REQUIRE(table.code == 0);
+    for (const char *part : {"unfused", "MQA 1", "largest difference"})
+        CHECK(table.out.find(part) != std::string::npos);
+    check_width(table.out);
+    CHECK(bench({"--attention", "-p", "5"}).code == 2);
+    CHECK(bench({"--attention", "-pg", "5,5"}).code == 2);
+    CHECK(bench({"--attention", "-d", "9999999"}).code == 2);
+    CHECK(bench({"--attention", "--naive"}).code == 2);
+}
+
+TEST_CASE("bench: a mode refuses -p and -n that it does not use, also with their default values") {
+    if (absent()) return;
+    for (const char *mode : {"--roofline", "--profile", "--batching", "--attention"}) {
+        CAPTURE(mode);
+        CHECK(bench({mode, "-p", "512"}).code == 2);
+        CHECK(bench({mode, "-n", "128"}).code == 2);
+    }
+    CHECK(bench({"--naive", "-p", "512"}).code == 2);
+    CHECK(bench({"--naive", "-pg", "5,5"}).code == 2);
+    // The default tests are 512 and 128 tokens; an option replaces its own default only.
+    const json both = parsed(bench({"-p", "3", "-n", "0", "-r", "1", "--json"}));
+    CHECK(both.dump().find("pp3") != std::string::npos);
+    CHECK(both.dump().find("tg128") == std::string::npos);
+}
