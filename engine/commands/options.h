@@ -123,6 +123,7 @@ struct BatchOptions {
     std::optional<bool> show_thinking;   // default: no
     Overflow overflow = Overflow::Error;
     bool timings = false;  // with every answer
+    bool explain = false;  // the cache of the run, compared with reservation
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...
     PromptStoreFlags store;
