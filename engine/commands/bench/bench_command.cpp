@@ -110,7 +110,7 @@ Command bench_command() {
                "time of prefill and decode by kind of step and by layer; -pg P,G is the request (512,128)");
     table.flag("--batching", exhibit->batching,
                "throughput against latency of N requests at a time (--parallel, a list); -pg P,G is a "
-               "request (64,32)");
+               "request (64,32); after Ctrl-C, the rows so far are shown");
     table.flag("--attention", exhibit->attention,
                "cost of the CPU's attention by depth (-d, a list): full, with a window (--window), unfused, "
                "and with "
