@@ -1,6 +1,7 @@
 // `bench --roofline` and `--naive`: their counts, compared with sums computed by hand, and their output.
 // Speeds depend on the machine and are not checked.
 #include <doctest/doctest.h>
+#include <signal.h>
 
 #include <cmath>
 #include <fstream>
@@ -272,6 +273,7 @@ TEST_CASE("bench --batching: percentiles and rates are those of the recorded tim
         bench({"--batching", "--parallel", "1,3", "-pg", "5,6", "--requests", "9", "--json", "--plot", svg}));
     for (const char *key : {"model", "device"}) CHECK(closed[key].is_string());
     CHECK(closed["prompt"] == 5);
+    CHECK(closed["complete"] == true);
     CHECK(closed["generate"] == 6);
     REQUIRE(closed["rows"].size() == 2);
     for (const json &row : closed["rows"]) {
@@ -414,4 +416,36 @@ TEST_CASE("bench: a mode refuses -p and -n that it does not use, also with their
     const json both = parsed(bench({"-p", "3", "-n", "0", "-r", "1", "--json"}));
     CHECK(both.dump().find("pp3") != std::string::npos);
     CHECK(both.dump().find("tg128") == std::string::npos);
+}
+
+TEST_CASE("bench --batching: after Ctrl-C the finished rows are printed, exit code 130") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string svg = (directory / "rows.svg").string();
+    // The second request of the second row arrives after hours.
+    Process p =
+        process({"bench", tiny().path.string(), "--device", "cpu", "-t", "1", "--batching", "--parallel", "1",
+                 "--rate", "1000,0.001", "--requests", "4", "-pg", "5,4", "--plot", svg});
+    p.terminal = true;
+    p.environment = {"LC_ALL=C"};
+    bool sent = false;
+    p.watch = [&](const std::string &shown, int pid) {
+        if (sent || shown.find("0.001 per second: 1 of 4") == std::string::npos) return;
+        sent = true;
+        kill(pid, SIGINT);
+    };
+    const Result r = execute(p);
+    CAPTURE(r.out);
+    CHECK(sent);
+    CHECK(r.code == 130);
+    CHECK(r.out.find("interrupted: 1 of 2 rows") != std::string::npos);
+    CHECK(r.out.find("tok/s") != std::string::npos);
+    CHECK(content(svg).find("requests arriving per second") != std::string::npos);
+    // Before the first row there is nothing to print.
+    p.arguments[10] = "0.001,1000";
+    sent = false;
+    const Result none = execute(p);
+    CHECK(sent);
+    CHECK(none.code == 130);
+    CHECK(none.out.find("tok/s") == std::string::npos);
 }
