@@ -127,12 +127,18 @@ Command bench_command() {
         .rare();
     table
         .list("--compare", exhibit->compare,
-              "compare MODEL with this one in speed, taking turns, and with -f in quality; repeatable")
+              "compare MODEL with this one in speed, taking turns, and with -f in quality; repeatable. Files "
+              "with the "
+              "attention alone or the MLP alone in another format are made by quantize --tensor-type")
         .takes("FILE");
+    table.flag(
+        "--compare-lists", exhibit->compare_lists,
+        "compare the combinations of -ctk, -ctv, -t, -b and -ngl (-ctk f16,q8_0) as --compare does models");
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
     table
         .text("-f,--file", o->file,
-              "with --text: also the text of a file; with --compare: perplexity and KL divergence on it")
+              "with --text: also the text of a file; with --compare or --compare-lists: perplexity and KL "
+              "divergence on it")
         .takes("FILE")
         .rare();
     add_model_options(table, o->model);
@@ -161,7 +167,7 @@ Command bench_command() {
     command.call = [o, axes, exhibit, confine](const Words &words, Io &io) {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
-        if (o->file && !o->text && exhibit->compare.empty()) throw UsageError("-f needs --text or --compare");
+        if (o->file && !o->text && !exhibit->compares()) throw UsageError("-f needs --text or --compare");
         if (exhibit->chosen() + o->text > 1)
             throw UsageError(std::string(kModes) + " and --text exclude each other: choose one");
         if (exhibit->chosen() > 0 && drafting_options(o->draft, o->model))
@@ -179,7 +185,7 @@ Command bench_command() {
         if (exhibit->profile) return bench_profile(*o, exhibit->plot, io);
         if (exhibit->attention) return bench_attention(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
-        if (!exhibit->compare.empty()) return bench_compare(*o, *exhibit, io);
+        if (exhibit->compares()) return bench_compare(*o, *exhibit, io);
         if (exhibit->batching) return bench_batching(*o, *exhibit, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);
     };

@@ -19,7 +19,9 @@ struct ExhibitOptions {
     int32_t requests = 0;              // of each row; 0: as many as the row needs
     uint64_t seed = 1;                 // of the arrivals
     std::vector<std::string> compare;  // further models
-    int chosen() const { return roofline + naive + profile + batching + attention + !compare.empty(); }
+    bool compare_lists = false;        // compare the combinations of lists (-ctk f16,q8_0)
+    int chosen() const { return roofline + naive + profile + batching + attention + compares(); }
+    bool compares() const { return !compare.empty() || compare_lists; }
 };
 
 // Prints a table or JSON, as `options` says; on a terminal also the plot. Throws what bench() throws.
@@ -32,9 +34,9 @@ int bench_compare(const BenchOptions &options, const ExhibitOptions &exhibit, Io
 
 // Shows the name of the running test on a terminal; an empty name clears the line.
 void show_progress(Io &io, const std::string &test);
-// Options that not all modes take: -pg, --sequences, -d, -n.
+// Options that not all modes take: -pg, --sequences, -d, -n, and lists of model options.
 struct Takes {
-    bool both = true, sequences = false, depths = false, generates = false;
+    bool both = true, sequences = false, depths = false, generates = false, lists = false;
 };
 // Throws UsageError if `options` has settings that `mode` does not support.
 void check_exhibit(const BenchOptions &options, const std::string &mode, Takes takes = {});

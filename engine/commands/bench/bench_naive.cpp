@@ -93,7 +93,8 @@ void show_progress(Io &io, const std::string &test) {
 void check_exhibit(const BenchOptions &options, const std::string &mode, Takes takes) {
     if (options.output != BenchOptions::Output::Table && !options.json())
         throw UsageError(mode + " is shown as a table or as JSON: -o table or -o json");
-    if (options.variants.size() > 1) throw UsageError(mode + " measures one setting: give no lists");
+    if (options.variants.size() > 1 && !takes.lists)
+        throw UsageError(mode + " measures one setting: give no lists");
     const bool has_depths = !options.depths.empty() && options.depths != std::vector<int32_t>{0};
     if (has_depths && !takes.depths)
         throw UsageError(mode + " measures sequences from their beginning: omit -d");

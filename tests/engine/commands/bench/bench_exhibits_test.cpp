@@ -449,3 +449,34 @@ TEST_CASE("bench --batching: after Ctrl-C the finished rows are printed, exit co
     CHECK(none.code == 130);
     CHECK(none.out.find("tok/s") == std::string::npos);
 }
+
+TEST_CASE("bench --compare-lists: K/V types side by side, with the divergence that perplexity finds") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string text = held_out_text().string(), logits = (directory / "base").string();
+    const json all = parsed(bench({"--compare-lists", "-ctk", "f16,q4_0", "-ctv", "f16", "-pg", "9,4", "-r",
+                                   "2", "-f", text, "--json"}));
+    const json &models = all["models"];
+    REQUIRE(models.size() == 2);
+    CHECK(models[0]["cache_type_k"] == "f16");
+    CHECK(models[1]["cache_type_k"] == "q4_0");
+    CHECK(models[1]["cache_type_v"] == "f16");
+    CHECK(models[1]["name"].get<std::string>().ends_with(", K q4_0"));
+    CHECK(models[1]["mean_kl"].get<double>() > 0);
+    const auto perplexity = [&](std::vector<std::string> more) {
+        more.insert(more.begin(),
+                    {"perplexity", tiny().path.string(), "-c", "256", "--device", "cpu", "--json"});
+        return parsed(runnel_with(more));
+    };
+    perplexity({"-f", text, "--save-logits", logits});
+    const json other = perplexity({"--kl-base", logits, "-ctk", "q4_0"});
+    CHECK(models[1]["perplexity"].get<double>() == doctest::Approx(other["perplexity"].get<double>()));
+    const Result table =
+        bench({"--compare-lists", "-ctk", "f16,q8_0", "-ctv", "f16,q8_0", "-pg", "9,4", "-r", "1"});
+    REQUIRE(table.code == 0);
+    for (const char *name : {"K f16, V f16", "K f16, V q8_0", "K q8_0, V f16", "K q8_0, V q8_0"})
+        CHECK(table.out.find(name) != std::string::npos);
+    CHECK(bench({"--compare-lists"}).code == 2);
+    CHECK(bench({"--compare", tiny().path.string(), "-ctk", "f16,q8_0"}).code ==
+          2);  // lists need their own flag
+}
