@@ -52,7 +52,7 @@ void expect_memory(double bytes) {
 class Layers {
   public:
     Layers(const AttentionShape &shape, int64_t cells, int32_t tokens, int32_t layers, Pool &pool)
-        : shape_(shape), tokens_(tokens), pool_(pool), kernels_(attention_best()) {
+        : shape_(shape), pool_(pool), kernels_(attention_best()) {
         const int64_t deepest = padded_cells(cells) / kBlockTokens;
         page_k_ = kBlockTokens * cache_row_bytes(shape.types.k, shape.head_dim_k);
         page_v_ = shape.latent ? 0 : kBlockTokens * cache_row_bytes(shape.types.v, shape.head_dim_v);
@@ -234,7 +234,6 @@ class Layers {
     float *scratch(int thread) const { return scratch_[static_cast<size_t>(thread)].as<float>(); }
 
     const AttentionShape shape_;
-    const int32_t tokens_;
     Pool &pool_;
     const AttentionKernels &kernels_;
     size_t page_k_ = 0, page_v_ = 0, block_ = 0;
