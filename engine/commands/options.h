@@ -123,6 +123,7 @@ struct BatchOptions {
     std::optional<bool> show_thinking;   // default: no
     Overflow overflow = Overflow::Error;
     bool timings = false;  // with every answer
+    bool explain = false;  // the cache of the run, compared with reservation
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...
     PromptStoreFlags store;
@@ -189,10 +190,10 @@ struct BenchOptions {
     ModelOptions model;
     std::vector<ModelOptions> variants;  // every combination of the listed values; empty: `model` alone
     DraftFlags draft;                    // if any is set, only the speedup by drafts is measured
-    std::vector<int32_t> prompts = {512}, generates = {128};
+    // Empty: not given; the defaults are 512, 128 and 0.
+    std::vector<int32_t> prompts, generates, depths;
     std::vector<PromptAndAnswer> both;  // a prefill and the decoding after it, timed together
     int32_t repetitions = 5;
-    std::vector<int32_t> depths = {0};
     std::vector<int32_t> sequences;   // numbers of concurrent sequences, as in `batch`; empty: no such test
     bool text = false;                // measure the tokenizer and the chat template instead of the model
     std::optional<std::string> file;  // with `text`: also measure this file

@@ -1,6 +1,7 @@
 // In place of the AVX-512 kernels where they are not compiled: empty tables, which cpu_has_avx512() recognizes.
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/scan.h"
+#include "kernels/cpu/unfused_attention.h"
 #include "kernels/cpu/vector_tables.h"
 
 namespace runnel::kernels::cpu {
@@ -9,5 +10,6 @@ const LinearKernels kLinearAvx512{};
 constinit const VectorKernels kVectorAvx512{};
 constinit const AttentionKernels kAttentionAvx512{};
 constinit const ScanKernels kScanAvx512{};
+constinit const UnfusedKernels kUnfusedAvx512{};
 
 }  // namespace runnel::kernels::cpu

@@ -50,6 +50,9 @@ Command batch_command() {
     table.flag(
         "--timings", o->timings,
         "with every answer its times: \"timings\" (queued_ms, ttft_ms, prefill_ms, decode_ms, tpot_ms)");
+    table.flag("--explain", o->explain,
+               "at the end, on standard error: where the cells of the KV cache went, compared with reserving "
+               "contexts, and a map of its pages");
     add_logprob_options(table, o->generation);
     add_stats_options(table, o->stats);
     command.writes_files = true;

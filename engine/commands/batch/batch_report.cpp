@@ -34,6 +34,7 @@ Json stats(const BatchOptions &options, const BatchTotals &totals, decode::Engin
         {"seconds", time},
         {"completion_tps", time > 0 ? double(counts.generated_tokens) / time : 0.0}};
     if (totals.drafts) json["speculation"] = speculation_json(queue.speculation());
+    if (!totals.paging.is_null()) json["paging"] = totals.paging;
     if (const auto stored = totals.stored.report()) json["stored_prompts"] = stored_json(*stored);
     return json;
 }

@@ -20,6 +20,7 @@ struct BatchTotals {
     double seconds;
     bool drafts;
     const StoredPrompts &stored;
+    Json paging = {};  // of --explain; null without
 };
 
 // Writes the statistics and notes.

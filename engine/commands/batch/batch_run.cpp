@@ -37,6 +37,7 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
       shared_(options, engine, format_),
       errors_(output.before().failed()) {
+    if (options.explain) explain_.emplace(engine, options.parallel);
     expect_template(format_, options.chat, options.raw);
     note_unused(options.chat, format_, io);
     output_.begin(batch_settings(options, engine, sampling_, requests_.system(), requests_.constraint()));
@@ -57,8 +58,10 @@ int BatchRun::loop() {
     const bool finished = ended_ && queue_.unfinished() == 0;
     report_batch(options_,
                  {sampling_.seed, input_.rows(), output_.written(), input_.kept(), errors_, forgotten_,
-                  odd_calls_, base::seconds_since(started_), drafts_ != nullptr, shared_.stored()},
+                  odd_calls_, base::seconds_since(started_), drafts_ != nullptr, shared_.stored(),
+                  explain_ ? explain_->json(queue_) : Json()},
                  engine_, queue_, io_);
+    if (explain_) io_.progress(explain_->text(queue_));
     expect_every_row(finished);
     if (!finished) {
         note_stop();
@@ -75,6 +78,7 @@ void BatchRun::answer_all() {
         if (queue_.unfinished() == 0 && ended_) break;
         if (queue_.unfinished() == 0) continue;
         const bool going = queue_.step(&stop_);
+        look();
         for (const completion::Event &event : queue_.events()) {
             if (const auto *piece = std::get_if<completion::Piece>(&event)) {
                 Waiting &waiting = waiting_.at(piece->id);
@@ -118,9 +122,10 @@ void BatchRun::take(const BatchInput::Next &next) {
             const completion::Request request = requests_.of(row);
             shared_.add(request);
             const completion::RequestId id = queue_.submit(request);
-            waiting_.emplace(id, Waiting{row.identity, place, next.bytes,
-                                         AnswerText(format_, options_.show_thinking.value_or(false)),
-                                         request.logprobs, request.prompt_logprobs >= 0});
+            waiting_.emplace(
+                id, Waiting{row.identity, place, next.bytes,
+                            AnswerText(format_, options_.show_thinking.value_or(false)), request.logprobs,
+                            request.prompt_logprobs >= 0, request.limits.max_tokens});
             return;
         } catch (const std::runtime_error &problem) {
             error = problem.what();
@@ -136,6 +141,7 @@ void BatchRun::finish(const completion::Done &done) {
         model_failed_ |= done.kind != decode::DecodeError::Kind::BadInput;
         return fail(waiting.row, waiting.place, waiting.bytes, done.error);
     }
+    if (explain_) explain_->add(done.usage, waiting.max_tokens);
     shared_.save();
     forgotten_ += done.usage.left_out + done.usage.forgotten;
     completion::Reply reply{.text = waiting.answer + waiting.text.end(),
@@ -157,6 +163,15 @@ void BatchRun::fail(const RowIdentity &row, uint64_t place, uint64_t bytes, cons
     ++errors_;
     output_.put(place, error_line(row, error));
     answered_bytes_ += bytes;
+}
+
+// For --explain: the cache as the step left it.
+void BatchRun::look() {
+    if (!explain_) return;
+    std::vector<const cache::SequenceCache *> caches;
+    for (const auto &[id, waiting] : waiting_)
+        if (const decode::Sequence *sequence = queue_.sequence(id)) caches.push_back(&sequence->cache());
+    explain_->look(caches);
 }
 
 void BatchRun::note_stop() {

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "engine/commands/batch/batch_explain.h"
 #include "engine/commands/batch/batch_input.h"
 #include "engine/commands/batch/batch_output.h"
 #include "engine/commands/batch/batch_progress.h"
@@ -37,6 +39,7 @@ class BatchRun {
         uint64_t bytes;  // size of its line
         AnswerText text;
         bool logprobs, prompt_logprobs;
+        int64_t max_tokens;
         std::string answer = {};
     };
 
@@ -48,6 +51,7 @@ class BatchRun {
     void fail(const RowIdentity &row, uint64_t place, uint64_t bytes, const std::string &error);
     void note_stop();
     void show_progress();
+    void look();
 
     const BatchOptions &options_;
     decode::Engine &engine_;
@@ -62,6 +66,7 @@ class BatchRun {
     std::unique_ptr<decode::Drafting> drafts_;  // null: no drafts
     completion::CompletionQueue queue_;
     SharedPrompt shared_;
+    std::optional<BatchExplain> explain_;
     base::Clock::time_point started_ = base::Clock::now();
     std::map<completion::RequestId, Waiting> waiting_;
     bool ended_ = false;  // true at the end of the input

@@ -95,7 +95,11 @@ BenchRun measure_variant(const BenchOptions &options, const ModelOptions &model,
 
 }  // namespace
 
-int bench(const BenchOptions &options, Io &io) {
+int bench(const BenchOptions &given, Io &io) {
+    BenchOptions options = given;
+    if (options.prompts.empty()) options.prompts = {512};
+    if (options.generates.empty()) options.generates = {128};
+    if (options.depths.empty()) options.depths = {0};
     if (drafting_options(options.draft, options.model)) {
         if (options.output != BenchOptions::Output::Table && !options.json())
             throw UsageError("drafts are shown as a table or as JSON: -o table or -o json");

@@ -9,6 +9,7 @@
 #include "engine/commands/plot/plot_output.h"
 #include "engine/measure/batching.h"
 #include "engine/measure/percentile.h"
+#include "gguf/base/interrupted.h"
 
 namespace runnel::commands {
 namespace {
@@ -91,7 +92,7 @@ Json percentiles_ms(const std::vector<double> &seconds) {
             {"p99", percentile(seconds, 99) * 1e3}};
 }
 
-Json batching_json(const std::vector<BatchingRow> &rows, const std::string &model,
+Json batching_json(const std::vector<BatchingRow> &rows, bool complete, const std::string &model,
                    const std::string &device) {
     Json list = Json::array();
     for (const BatchingRow &row : rows) {
@@ -121,13 +122,12 @@ Json batching_json(const std::vector<BatchingRow> &rows, const std::string &mode
             {"prompt", rows.front().load.prompt},
             {"generate", rows.front().load.generate},
             {"seed", rows.front().load.seed},
+            {"complete", complete},
             {"rows", std::move(list)}};
 }
 
 std::vector<BatchingLoad> loads_of(const BenchOptions &options, const ExhibitOptions &exhibit) {
     if (options.both.size() > 1) throw UsageError("--batching has requests of one kind: give -pg once");
-    if (options.prompts != BenchOptions().prompts || options.generates != BenchOptions().generates)
-        throw UsageError("--batching takes -pg P,G, not -p and -n");
     BatchingLoad load;
     if (!options.both.empty()) load.prompt = options.both[0].prompt, load.generate = options.both[0].generate;
     if (load.generate < 2)
@@ -152,7 +152,7 @@ std::vector<BatchingLoad> loads_of(const BenchOptions &options, const ExhibitOpt
 }  // namespace
 
 int bench_batching(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io) {
-    check_exhibit(options, "--batching", true);
+    check_exhibit(options, "--batching", {.sequences = true});
     check_plot_file(exhibit.plot, io);
     std::vector<BatchingLoad> loads = loads_of(options, exhibit);
     decode::StopRequest stop;
@@ -174,17 +174,25 @@ int bench_batching(const BenchOptions &options, const ExhibitOptions &exhibit, I
         load.prompts = static_cast<uint32_t>(rows.size()) + 1;
         const std::string test = format("%d at a time", load.parallel) +
                                  (load.rate > 0 ? ", " + short_number(load.rate) + " per second" : "");
-        rows.push_back(measure_batching(engine, load, stop, [&](int32_t done) {
+        const auto show = [&](int32_t done) {
             show_progress(io, test + format(": %d of %d", done, load.requests));
-        }));
+        };
+        try {
+            rows.push_back(measure_batching(engine, load, stop, show));
+        } catch (const base::Interrupted &) {  // the rows before are complete
+            if (rows.empty()) throw;
+            break;
+        }
     }
     show_progress(io, "");
+    const bool complete = rows.size() == loads.size();
+    if (!complete) io.note(format("interrupted: %zu of %zu rows", rows.size(), loads.size()));
     const Plot picture = batching_plot(rows);
     write_plot_file(exhibit.plot, picture, io);
     const std::string device = engine.executor().device().name;
-    io.out.write(options.json() ? dump(batching_json(rows, options.model.path, device), 2)
+    io.out.write(options.json() ? dump(batching_json(rows, complete, options.model.path, device), 2)
                                 : batching_table(rows, device) + "\n" + terminal_plot(picture, plot_size()));
-    return exit_code::kDone;
+    return complete ? exit_code::kDone : exit_code::kInterrupted;
 }
 
 }  // namespace runnel::commands

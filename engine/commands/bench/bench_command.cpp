@@ -23,7 +23,7 @@ using Axes = std::vector<Axis>;
 
 constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv"};
 constexpr size_t kMostVariants = 1024;
-constexpr std::string_view kModes = "--roofline, --naive, --profile, --batching, --compare";
+constexpr std::string_view kModes = "--roofline, --naive, --profile, --batching, --attention, --compare";
 
 std::shared_ptr<Axes> add_axes(OptionTable &table) {
     auto axes = std::make_shared<Axes>(std::size(kLists));
@@ -76,6 +76,7 @@ Command bench_command() {
                      "bench model.gguf -t 1,2,4 -ctk f16,q8_0 -o md",
                      "bench model.gguf --sequences 16,32 -p 0",
                      "bench model.gguf --roofline --plot roofline.svg", "bench model.gguf --naive -n 256",
+                     "bench model.gguf --attention -d 1024,4096,16384",
                      "bench model.gguf --batching --parallel 1,4,16 --rate 10,20"}};
     auto o = std::make_shared<BenchOptions>();
     OptionTable &table = command.options;
@@ -109,7 +110,11 @@ Command bench_command() {
                "time of prefill and decode by kind of step and by layer; -pg P,G is the request (512,128)");
     table.flag("--batching", exhibit->batching,
                "throughput against latency of N requests at a time (--parallel, a list); -pg P,G is a "
-               "request (64,32)");
+               "request (64,32); after Ctrl-C, the rows so far are shown");
+    table.flag("--attention", exhibit->attention,
+               "cost of the CPU's attention by depth (-d, a list): full, with a window (--window), unfused, "
+               "and with "
+               "as many K/V heads as heads (MHA), fewer (GQA) or one (MQA)");
     table.numbers("--rate", exhibit->rates, decode::NumberRange{0.001, 1e6},
                   "with --batching: requests arrive at random, this many per second; a list: 10,20");
     table
@@ -122,12 +127,18 @@ Command bench_command() {
         .rare();
     table
         .list("--compare", exhibit->compare,
-              "compare MODEL with this one in speed, taking turns, and with -f in quality; repeatable")
+              "compare MODEL with this one in speed, taking turns, and with -f in quality; repeatable. Files "
+              "with the "
+              "attention alone or the MLP alone in another format are made by quantize --tensor-type")
         .takes("FILE");
+    table.flag(
+        "--compare-lists", exhibit->compare_lists,
+        "compare the combinations of -ctk, -ctv, -t, -b and -ngl (-ctk f16,q8_0) as --compare does models");
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
     table
         .text("-f,--file", o->file,
-              "with --text: also the text of a file; with --compare: perplexity and KL divergence on it")
+              "with --text: also the text of a file; with --compare or --compare-lists: perplexity and KL "
+              "divergence on it")
         .takes("FILE")
         .rare();
     add_model_options(table, o->model);
@@ -149,14 +160,14 @@ Command bench_command() {
     });
     table
         .text("--plot", exhibit->plot,
-              "with --roofline, --naive, --profile, --batching or --compare: write the plot to this SVG file")
+              "with one of these modes (--roofline ... --compare): write the plot to this SVG file")
         .takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
     command.call = [o, axes, exhibit, confine](const Words &words, Io &io) {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
-        if (o->file && !o->text && exhibit->compare.empty()) throw UsageError("-f needs --text or --compare");
+        if (o->file && !o->text && !exhibit->compares()) throw UsageError("-f needs --text or --compare");
         if (exhibit->chosen() + o->text > 1)
             throw UsageError(std::string(kModes) + " and --text exclude each other: choose one");
         if (exhibit->chosen() > 0 && drafting_options(o->draft, o->model))
@@ -172,8 +183,9 @@ Command bench_command() {
         confine({inputs, {exhibit->plot}}, gpu_wish(o->model, o->draft));
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
         if (exhibit->profile) return bench_profile(*o, exhibit->plot, io);
+        if (exhibit->attention) return bench_attention(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
-        if (!exhibit->compare.empty()) return bench_compare(*o, *exhibit, io);
+        if (exhibit->compares()) return bench_compare(*o, *exhibit, io);
         if (exhibit->batching) return bench_batching(*o, *exhibit, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);
     };

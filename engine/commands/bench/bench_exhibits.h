@@ -11,26 +11,34 @@
 namespace runnel::commands {
 
 struct ExhibitOptions {
-    bool roofline = false, naive = false, profile = false, batching = false;  // one at most
-    std::string plot;                                                         // an SVG file; empty: none
+    bool roofline = false, naive = false, profile = false, batching = false,
+         attention = false;  // one at most
+    std::string plot;        // an SVG file; empty: none
     // Of --batching:
     std::vector<double> rates;         // requests per second; empty: one arrives when another is finished
     int32_t requests = 0;              // of each row; 0: as many as the row needs
     uint64_t seed = 1;                 // of the arrivals
     std::vector<std::string> compare;  // further models
-    int chosen() const { return roofline + naive + profile + batching + !compare.empty(); }
+    bool compare_lists = false;        // compare the combinations of lists (-ctk f16,q8_0)
+    int chosen() const { return roofline + naive + profile + batching + attention + compares(); }
+    bool compares() const { return !compare.empty() || compare_lists; }
 };
 
 // Prints a table or JSON, as `options` says; on a terminal also the plot. Throws what bench() throws.
 int bench_roofline(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_naive(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_profile(const BenchOptions &options, const std::string &plot, Io &io);
+int bench_attention(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_batching(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);
 int bench_compare(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);
 
 // Shows the name of the running test on a terminal; an empty name clears the line.
 void show_progress(Io &io, const std::string &test);
-// Throws UsageError if `options` has settings that `mode` does not support. Only some modes take --sequences.
-void check_exhibit(const BenchOptions &options, const std::string &mode, bool takes_sequences = false);
+// Options that not all modes take: -pg, --sequences, -d, -n, and lists of model options.
+struct Takes {
+    bool both = true, sequences = false, depths = false, generates = false, lists = false;
+};
+// Throws UsageError if `options` has settings that `mode` does not support.
+void check_exhibit(const BenchOptions &options, const std::string &mode, Takes takes = {});
 
 }  // namespace runnel::commands

@@ -90,22 +90,29 @@ void show_progress(Io &io, const std::string &test) {
     if (io.err.is_terminal()) io.progress("\r\033[K" + test);
 }
 
-void check_exhibit(const BenchOptions &options, const std::string &mode, bool takes_sequences) {
+void check_exhibit(const BenchOptions &options, const std::string &mode, Takes takes) {
     if (options.output != BenchOptions::Output::Table && !options.json())
         throw UsageError(mode + " is shown as a table or as JSON: -o table or -o json");
-    if (options.variants.size() > 1) throw UsageError(mode + " measures one setting: give no lists");
-    if (options.depths != std::vector<int32_t>{0})
+    if (options.variants.size() > 1 && !takes.lists)
+        throw UsageError(mode + " measures one setting: give no lists");
+    const bool has_depths = !options.depths.empty() && options.depths != std::vector<int32_t>{0};
+    if (has_depths && !takes.depths)
         throw UsageError(mode + " measures sequences from their beginning: omit -d");
-    if (!options.sequences.empty() && !takes_sequences)
+    if (!options.sequences.empty() && !takes.sequences)
         throw UsageError(mode + " measures one sequence: omit --sequences");
+    if (!options.prompts.empty() || (!options.generates.empty() && !takes.generates))
+        throw UsageError(mode + (takes.both        ? " takes -pg P,G, not -p and -n"
+                                 : takes.generates ? " has no prompt: omit -p"
+                                                   : " has no request: omit -p and -n"));
+    if (!options.both.empty() && !takes.both) throw UsageError(mode + " has no request: omit -pg");
 }
 
 int bench_naive(const BenchOptions &options, const std::string &plot, Io &io) {
-    check_exhibit(options, "--naive");
+    check_exhibit(options, "--naive", {.both = false, .generates = true});
     check_plot_file(plot, io);
-    if (options.generates.size() != 1 || options.generates[0] < 2 || options.generates[0] > 16384)
+    const int32_t tokens = options.generates.empty() ? 128 : options.generates[0];
+    if (options.generates.size() > 1 || tokens < 2 || tokens > 16384)
         throw UsageError("--naive generates one text: give one -n from 2 to 16384");
-    const int32_t tokens = options.generates[0];
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     decode::EngineOptions flags = engine_options(options.model, io, stop);

@@ -101,11 +101,11 @@ Json json_of(const Results &results) {
 }  // namespace
 
 int bench_speculation(const BenchOptions &options, Io &io) {
-    if (options.generates.size() != 1 || options.variants.size() > 1 || !options.both.empty())
+    if (options.generates.size() > 1 || options.variants.size() > 1 || !options.both.empty())
         throw UsageError("drafts are measured with one value of each option: give no lists");
-    const int32_t generate = options.generates.front();
+    const int32_t generate = options.generates.empty() ? 128 : options.generates.front();
     if (generate < 8) throw UsageError("drafts are measured while decoding: -n must be 8 or more");
-    if (!options.sequences.empty() || options.depths != std::vector<int32_t>{0})
+    if (!options.sequences.empty() || (!options.depths.empty() && options.depths != std::vector<int32_t>{0}))
         throw UsageError("drafts are measured for one sequence, from its beginning: omit --sequences and -d");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);

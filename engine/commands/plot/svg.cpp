@@ -4,8 +4,8 @@
 #include <span>
 
 #include "engine/commands/arguments.h"
-#include "engine/text/utf8.h"
 #include "gguf/output_file.h"
+#include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
@@ -17,7 +17,7 @@ gguf::OutputOptions svg_output(const Io &io) {
 }  // namespace
 
 std::string svg_escaped(const std::string &text) {
-    std::string result, shown = text::printable_for_terminal(text);
+    std::string result, shown = gguf::printable(text, std::string::npos);
     for (const char *forbidden : {"\xef\xbf\xbe", "\xef\xbf\xbf"})  // U+FFFE and U+FFFF: not in XML
         for (size_t at; (at = shown.find(forbidden)) != shown.npos;) shown.replace(at, 3, "\xef\xbf\xbd");
     for (const char c : shown) switch (c) {
@@ -34,7 +34,7 @@ std::string svg_escaped(const std::string &text) {
                 result += "&quot;";
                 break;
             default:
-                result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+                result += c;
         }
     return result;
 }

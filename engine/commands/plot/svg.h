@@ -7,7 +7,8 @@
 
 namespace runnel::commands {
 
-// Text inside an element or an attribute: escaped, with blanks for control characters and U+FFFD for invalid UTF-8.
+// Text inside an element or an attribute: escaped, with \xNN for control characters,
+// bidirectional controls and invalid UTF-8 (gguf/printable.h).
 std::string svg_escaped(const std::string &text);
 // A number with one decimal.
 std::string svg_number(double value);

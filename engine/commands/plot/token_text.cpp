@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/text/utf8.h"
+#include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
@@ -19,7 +19,7 @@ size_t character_count(const std::string &text) {
 
 std::string token_text(const text::Tokenizer &tokenizer, text::TokenId id, size_t most) {
     std::string text;
-    for (const char c : text::printable_for_terminal(tokenizer.decode(id, true))) {
+    for (const char c : tokenizer.decode(id, true)) {
         if (c == '\n')
             text += "\\n";
         else if (c == '\t')
@@ -27,6 +27,7 @@ std::string token_text(const text::Tokenizer &tokenizer, text::TokenId id, size_
         else
             text += c;
     }
+    text = gguf::printable(text, std::string::npos);
     if (text.empty()) text = "<" + std::to_string(id) + ">";
     if (character_count(text) <= most) return text;
     std::string cut;

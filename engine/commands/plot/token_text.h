@@ -8,7 +8,8 @@
 
 namespace runnel::commands {
 
-// The token's text in at most `most` characters, with \n for line ends and without control characters; its id in
+// The token's text in at most `most` characters, with \n for line ends and \xNN for control characters,
+// bidirectional controls and invalid UTF-8; its id in
 // angle brackets if it has no text.
 std::string token_text(const text::Tokenizer &tokenizer, text::TokenId id, size_t most);
 // Number of UTF-8 characters.

@@ -1,6 +1,7 @@
 // `bench --roofline` and `--naive`: their counts, compared with sums computed by hand, and their output.
 // Speeds depend on the machine and are not checked.
 #include <doctest/doctest.h>
+#include <signal.h>
 
 #include <cmath>
 #include <fstream>
@@ -272,6 +273,7 @@ TEST_CASE("bench --batching: percentiles and rates are those of the recorded tim
         bench({"--batching", "--parallel", "1,3", "-pg", "5,6", "--requests", "9", "--json", "--plot", svg}));
     for (const char *key : {"model", "device"}) CHECK(closed[key].is_string());
     CHECK(closed["prompt"] == 5);
+    CHECK(closed["complete"] == true);
     CHECK(closed["generate"] == 6);
     REQUIRE(closed["rows"].size() == 2);
     for (const json &row : closed["rows"]) {
@@ -353,4 +355,128 @@ TEST_CASE("bench --compare: gains of the turns, and the quality that perplexity 
     check_width(bench({"--compare", other.path.string(), "-pg", "9,4", "-r", "1"}).out);
     CHECK(bench({"--compare", "absent.gguf"}).code != 0);
     CHECK(bench({"--compare", other.path.string(), "--naive"}).code == 2);
+}
+
+TEST_CASE("bench --attention: counts of every pass, all shapes, the picture, and what it refuses") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string svg = (directory / "attention.svg").string();
+    // The model: 2 layers, 4 heads of 16 values over 2 K/V heads.
+    const json all = parsed(bench({"--attention", "-d", "40,9", "--window", "8", "-r", "1", "-t", "2", "-ctv",
+                                   "q8_0", "--json", "--plot", svg}));
+    for (const char *key : {"model", "device", "cache_type_k", "cache_type_v"}) CHECK(all[key].is_string());
+    CHECK(all["layers"] == 2);
+    CHECK(all["heads"] == 4);
+    CHECK(all["kv_heads"] == 2);
+    CHECK(all["cache_type_v"] == "q8_0");
+    CHECK(all["window"] == 8);
+    CHECK(all["largest_difference"].get<double>() < 1e-4);
+    CHECK(all["rows"].size() == 2 * (3 + 5));
+    for (const json &row : all["rows"]) {
+        const double depth = row["depth"], tokens = row["tokens"], window = row["window"];
+        CHECK((depth == 9 || depth == 40));
+        double pairs = 0;
+        for (double own = depth + 1; own <= depth + tokens; ++own)
+            pairs += window > 0 ? std::min(window, own) : own;
+        CHECK(row["scores"] == 4 * pairs);
+        CHECK(row["operations"] == 4 * pairs * 2 * (16 + 16));
+        const double cells = window > 0 ? std::min(window + tokens - 1, depth + tokens) : depth + tokens;
+        CHECK(row["cache_bytes"] == cells * row["kv_heads"].get<double>() * (32 + 34));
+        CHECK(row["matrix_bytes"] == (row["fused"] == true ? 0 : 16 * 4 * pairs));
+        CHECK(row["bytes"].get<double>() == row["cache_bytes"].get<double>() +
+                                                row["row_bytes"].get<double>() +
+                                                row["matrix_bytes"].get<double>());
+        CHECK(row["us_per_token"].get<double>() == doctest::Approx(row["us"].get<double>() / tokens));
+        CHECK(row["own"] == (row["kv_heads"] == 2));
+    }
+    for (const char *part :
+         {"microseconds per token and layer", "depth: tokens", "GQA 2 (the model)", "window 8"})
+        CHECK(content(svg).find(part) != std::string::npos);
+    const Result table = bench({"--attention", "-d", "9,40", "-r", "1"});
+    REQUIRE(table.code == 0);
+    for (const char *part : {"unfused", "MQA 1", "largest difference"})
+        CHECK(table.out.find(part) != std::string::npos);
+    check_width(table.out);
+    CHECK(bench({"--attention", "-p", "5"}).code == 2);
+    CHECK(bench({"--attention", "-pg", "5,5"}).code == 2);
+    CHECK(bench({"--attention", "-d", "9999999"}).code == 2);
+    CHECK(bench({"--attention", "--naive"}).code == 2);
+}
+
+TEST_CASE("bench: a mode refuses -p and -n that it does not use, also with their default values") {
+    if (absent()) return;
+    for (const char *mode : {"--roofline", "--profile", "--batching", "--attention"}) {
+        CAPTURE(mode);
+        CHECK(bench({mode, "-p", "512"}).code == 2);
+        CHECK(bench({mode, "-n", "128"}).code == 2);
+    }
+    CHECK(bench({"--naive", "-p", "512"}).code == 2);
+    CHECK(bench({"--naive", "-pg", "5,5"}).code == 2);
+    // The default tests are 512 and 128 tokens; an option replaces its own default only.
+    const json both = parsed(bench({"-p", "3", "-n", "0", "-r", "1", "--json"}));
+    CHECK(both.dump().find("pp3") != std::string::npos);
+    CHECK(both.dump().find("tg128") == std::string::npos);
+}
+
+TEST_CASE("bench --batching: after Ctrl-C the finished rows are printed, exit code 130") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string svg = (directory / "rows.svg").string();
+    // The second request of the second row arrives after hours.
+    Process p =
+        process({"bench", tiny().path.string(), "--device", "cpu", "-t", "1", "--batching", "--parallel", "1",
+                 "--rate", "1000,0.001", "--requests", "4", "-pg", "5,4", "--plot", svg});
+    p.terminal = true;
+    p.environment = {"LC_ALL=C"};
+    bool sent = false;
+    p.watch = [&](const std::string &shown, int pid) {
+        if (sent || shown.find("0.001 per second: 1 of 4") == std::string::npos) return;
+        sent = true;
+        kill(pid, SIGINT);
+    };
+    const Result r = execute(p);
+    CAPTURE(r.out);
+    CHECK(sent);
+    CHECK(r.code == 130);
+    CHECK(r.out.find("interrupted: 1 of 2 rows") != std::string::npos);
+    CHECK(r.out.find("tok/s") != std::string::npos);
+    CHECK(content(svg).find("requests arriving per second") != std::string::npos);
+    // Before the first row there is nothing to print.
+    p.arguments[10] = "0.001,1000";
+    sent = false;
+    const Result none = execute(p);
+    CHECK(sent);
+    CHECK(none.code == 130);
+    CHECK(none.out.find("tok/s") == std::string::npos);
+}
+
+TEST_CASE("bench --compare-lists: K/V types side by side, with the divergence that perplexity finds") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string text = held_out_text().string(), logits = (directory / "base").string();
+    const json all = parsed(bench({"--compare-lists", "-ctk", "f16,q4_0", "-ctv", "f16", "-pg", "9,4", "-r",
+                                   "2", "-f", text, "--json"}));
+    const json &models = all["models"];
+    REQUIRE(models.size() == 2);
+    CHECK(models[0]["cache_type_k"] == "f16");
+    CHECK(models[1]["cache_type_k"] == "q4_0");
+    CHECK(models[1]["cache_type_v"] == "f16");
+    CHECK(models[1]["name"].get<std::string>().ends_with(", K q4_0"));
+    CHECK(models[1]["mean_kl"].get<double>() > 0);
+    const auto perplexity = [&](std::vector<std::string> more) {
+        more.insert(more.begin(),
+                    {"perplexity", tiny().path.string(), "-c", "256", "--device", "cpu", "--json"});
+        return parsed(runnel_with(more));
+    };
+    perplexity({"-f", text, "--save-logits", logits});
+    const json other = perplexity({"--kl-base", logits, "-ctk", "q4_0"});
+    CHECK(models[1]["perplexity"].get<double>() == doctest::Approx(other["perplexity"].get<double>()));
+    const Result table =
+        bench({"--compare-lists", "-ctk", "f16,q8_0", "-ctv", "f16,q8_0", "-pg", "9,4", "-r", "1"});
+    REQUIRE(table.code == 0);
+    for (const char *name : {"K f16, V f16", "K f16, V q8_0", "K q8_0, V f16", "K q8_0, V q8_0"})
+        CHECK(table.out.find(name) != std::string::npos);
+    CHECK(bench({"--compare-lists"}).code == 2);
+    CHECK(bench({"--compare", tiny().path.string(), "-ctk", "f16,q8_0"}).code ==
+          2);  // lists need their own flag
 }

@@ -8,6 +8,8 @@
 #include <random>
 #include <sstream>
 
+#include "engine/commands/plot/svg.h"
+
 namespace runnel::commands {
 namespace {
 
@@ -125,6 +127,15 @@ TEST_CASE("plot: SVG has every point in its place, and escapes text") {
     // 0 is at the left and at the bottom: x 84, y 398.
     CHECK(svg.find("points=\"84.0,") != std::string::npos);
     CHECK(svg.find(",398.0\" fill=\"none\"") != std::string::npos);
+}
+
+TEST_CASE("plot: SVG shows control characters, bidirectional controls and invalid UTF-8 as \\xNN") {
+    CHECK(svg_escaped("a<b>&\"c\"") == "a&lt;b&gt;&amp;&quot;c&quot;");
+    CHECK(svg_escaped("\x1b[2J\n") == "\\x1b[2J\\x0a");
+    CHECK(svg_escaped("safe\u202egnp.\u2069") == "safe\\xe2\\x80\\xaegnp.\\xe2\\x81\\xa9");
+    CHECK(svg_escaped("\xff") == "\\xff");
+    CHECK(svg_escaped("gr\u00fc\u00df \u4e2d") == "gr\u00fc\u00df \u4e2d");
+    CHECK(svg_escaped("\uffff") == "\ufffd");  // not allowed in XML
 }
 
 }  // namespace
