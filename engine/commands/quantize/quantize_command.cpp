@@ -19,12 +19,11 @@ Command quantize_command() {
             "least damage that fits, estimated from the error of each tensor in each type and from how "
             "sensitive the model is to it. With -f, that sensitivity is measured on a text; without, it "
             "is a fixed figure per kind of tensor.",
-        .examples =
-            {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
-             "quantize model-f16.gguf small.gguf IQ2_M --imatrix model.imatrix",
-             "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run",
-             "quantize model-f16.gguf small.gguf --target-size 4.2G -f text.txt",
-             "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report"},
+        .examples = {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
+                     "quantize model-f16.gguf small.gguf IQ2_M --imatrix model.imatrix",
+                     "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run",
+                     "quantize model-f16.gguf small.gguf --target-size 4.2G -f text.txt",
+                     "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report"},
         .operands = 2};
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
