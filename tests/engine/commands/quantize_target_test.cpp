@@ -218,3 +218,50 @@ TEST_CASE("quantize: impossible targets and contradictions are refused with one 
     refused({in, out}, 2, "usage: runnel quantize IN OUT TYPE");
     refused({in, "--target-size", "1M"}, 2, "usage: runnel quantize IN OUT TYPE");
 }
+
+TEST_CASE("quantize: the target counts all parts with --keep-split, and no pruned layers") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = model_in(directory, 256, 512).string(), stem = (directory / "out").string();
+    REQUIRE(runnel_with({"split", in, "--size", "1M", "-o", (directory / "part").string()}).code == 0);
+    std::string first;
+    size_t parts = 0;
+    for (const auto &entry : fs::directory_iterator(directory.path())) {
+        const std::string path = entry.path().string();
+        if (path.find("part-0") != path.npos) ++parts;
+        if (path.find("part-00001") != path.npos) first = path;
+    }
+    REQUIRE(parts > 1);
+    constexpr uint64_t kTarget = 1'200'000;
+    const std::vector<std::string> target = joined({"--target-size", std::to_string(kTarget)}, kFewTypes);
+    REQUIRE(runnel_with(joined({"quantize", first, stem, "--keep-split"}, target)).code == 0);
+    uint64_t bytes = 0;
+    size_t written = 0;
+    for (const auto &entry : fs::directory_iterator(directory.path()))
+        if (entry.path().filename().string().starts_with("out-")) bytes += entry.file_size(), ++written;
+    CHECK(written == parts);
+    CHECK(bytes <= kTarget);
+    CHECK(bytes > kTarget * 9 / 10);
+    const std::string pruned = (directory / "pruned.gguf").string();
+    REQUIRE(runnel_with(joined({"quantize", in, pruned, "--prune-layers", "0"}, target)).code == 0);
+    CHECK(fs::file_size(pruned) <= kTarget);
+    CHECK(fs::file_size(pruned) > kTarget * 8 / 10);  // more bits for the layer that is left
+}
+
+TEST_CASE("quantize: sensitivity of experts is measured, those of a layer together") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = model_in(directory, 64, 64, false, "qwen3moe").string(),
+                      text = (directory / "text").string();
+    std::ofstream(text)
+        << "It was the season of light, it was the season of darkness, it was the spring of hope";
+    const json plan = plan_for({in, (directory / "out.gguf").string(), "--target-bpw", "6", "--target-types",
+                                "Q4_0,Q5_0,Q8_0", "-f", text, "-c", "32", "--chunks", "1"});
+    size_t experts = 0;
+    for (const json &tensor : plan["target"]["tensors"]) {
+        CAPTURE(tensor.dump());
+        if (tensor["name"].get<std::string>().find("_exps") != std::string::npos) ++experts;
+        CHECK(tensor["slope"] > 0);
+    }
+    CHECK(experts == 6);
+}

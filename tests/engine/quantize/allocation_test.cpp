@@ -86,7 +86,6 @@ TEST_CASE("allocation: within the budget, and nearly always the best of all comb
         ++instances;
         best += sum.cost <= expected + 1e-12;
     }
-    MESSAGE(best, " of ", instances, " are the best");
     CHECK(best > instances * 95 / 100);
 }
 
