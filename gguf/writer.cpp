@@ -147,6 +147,12 @@ void Writer::add_tensor(std::string_view tensor, Type type, std::span<const int6
     impl_->data_bytes += size + impl_->padding(size);
 }
 
+uint64_t Writer::file_bytes() const {
+    constexpr uint64_t kFixed = 4 + sizeof(uint32_t) + 2 * sizeof(uint64_t);  // magic, version, counts
+    const uint64_t header = kFixed + impl_->metadata.size() + impl_->table.size();
+    return header + impl_->padding(header) + impl_->data_bytes;
+}
+
 void Writer::start(const std::filesystem::path &path, const OutputOptions &options) {
     impl_->expect_open(false);
     impl_->file = std::make_unique<OutputFile>(path, options);

@@ -102,6 +102,9 @@ class Writer {
         add_tensor(name, type, std::span(shape.begin(), shape.size()));
     }
 
+    // The size of the whole file, if nothing is added any more.
+    uint64_t file_bytes() const;
+
     // Throw WriteError; std::logic_error if called out of order, if a piece extends beyond the end of its
     // tensor, or if finish() is called before all data are written.
     void start(const std::filesystem::path &path, const OutputOptions &options = {});

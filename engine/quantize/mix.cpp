@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "engine/quantize/role.h"
 #include "gguf/printable.h"
 
 namespace runnel::quantize {
@@ -37,34 +38,6 @@ constexpr std::string_view kKept[] = {
     "time_mix_decay_w1.weight", "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight"};
 constexpr std::string_view kKeptNames[] = {"position_embd.weight", "token_types.weight"};
 // clang-format on
-
-enum class Role { Output, Embedding, Value, Key, Query, AttentionOutput, Up, Gate, Down, Other };
-
-Role role_of(std::string_view name) {
-    if (name == "output.weight") return Role::Output;
-    if (name == "token_embd.weight" || name == "per_layer_token_embd.weight") return Role::Embedding;
-    constexpr std::pair<std::string_view, Role> kParts[] = {{"attn_qkv.weight", Role::Value},
-                                                            {"attn_kv_b.weight", Role::Value},
-                                                            {"attn_v.weight", Role::Value},
-                                                            {"attn_k.weight", Role::Key},
-                                                            {"attn_q.weight", Role::Query},
-                                                            {"attn_output.weight", Role::AttentionOutput},
-                                                            {"ffn_up", Role::Up},
-                                                            {"ffn_gate", Role::Gate},
-                                                            {"ffn_down", Role::Down}};
-    for (const auto &[part, role] : kParts)
-        if (name.find(part) != name.npos) return role;
-    return Role::Other;
-}
-
-// -1 outside the layers.
-int64_t layer_of(std::string_view name) {
-    constexpr std::string_view kPrefix = "blk.";
-    if (!name.starts_with(kPrefix)) return -1;
-    int64_t layer = -1;
-    const auto result = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
-    return result.ec == std::errc() ? layer : -1;
-}
 
 bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
     return std::find(names.begin(), names.end(), name) != names.end();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "gguf/mapping.h"
 
@@ -21,16 +22,26 @@ void PartsWriter::add_tensor(size_t part, std::string_view name, gguf::Type type
     ++tensors_;
 }
 
+void PartsWriter::number_parts() {
+    if (writers_.size() == 1 || std::exchange(numbered_, true)) return;
+    for (size_t i = 0; i < writers_.size(); ++i) {
+        writers_[i].add("split.no", static_cast<uint16_t>(i));
+        writers_[i].add("split.count", static_cast<uint16_t>(writers_.size()));
+        writers_[i].add("split.tensors.count", static_cast<int32_t>(tensors_));
+    }
+}
+
+uint64_t PartsWriter::file_bytes() {
+    number_parts();
+    uint64_t bytes = 0;
+    for (const gguf::Writer &writer : writers_) bytes += writer.file_bytes();
+    return bytes;
+}
+
 void PartsWriter::start(const fs::path &path, const gguf::OutputOptions &options) {
     paths_ = output_paths(path, writers_.size());
-    for (size_t i = 0; i < writers_.size(); ++i) {
-        if (writers_.size() > 1) {
-            writers_[i].add("split.no", static_cast<uint16_t>(i));
-            writers_[i].add("split.count", static_cast<uint16_t>(writers_.size()));
-            writers_[i].add("split.tensors.count", static_cast<int32_t>(tensors_));
-        }
-        writers_[i].start(paths_[i], options);
-    }
+    number_parts();
+    for (size_t i = 0; i < writers_.size(); ++i) writers_[i].start(paths_[i], options);
 }
 
 void PartsWriter::write(std::span<const std::byte> piece) {

@@ -31,6 +31,9 @@ class PartsWriter {
     // Adds a tensor to a part. Precondition: the part of no earlier tensor has a greater number.
     void add_tensor(size_t part, std::string_view name, gguf::Type type, std::span<const int64_t> shape);
 
+    // The sizes of all files together. Nothing can be added after this.
+    uint64_t file_bytes();
+
     // path: of the file; for a set it is the beginning of the names, without ".gguf". Throws gguf::WriteError, as do the
     // functions below.
     void start(const std::filesystem::path &path, const gguf::OutputOptions &options);
@@ -39,9 +42,11 @@ class PartsWriter {
     void finish();
 
   private:
+    void number_parts();
     std::vector<gguf::Writer> writers_;
     std::vector<std::filesystem::path> paths_;
     size_t tensors_ = 0, current_ = 0;
+    bool numbered_ = false;
 };
 
 // The files that a PartsWriter makes.

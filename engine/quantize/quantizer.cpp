@@ -1,16 +1,14 @@
 #include "engine/quantize/quantizer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <mutex>
-#include <thread>
 
 #include "engine/quantize/model_parts.h"
+#include "engine/quantize/parallel.h"
+#include "engine/quantize/rows.h"
 #include "gguf/mapping.h"
 #include "gguf/printable.h"
 #include "gguf/quantize.h"
@@ -52,23 +50,6 @@ ModelShape shape_of(const gguf::File &file) {
     return model;
 }
 
-std::string called(const gguf::Tensor &tensor) {
-    return "tensor " + gguf::printable(tensor.name, 200);
-}
-
-// The importance of each of the tensor's matrices; empty if there is none.
-std::span<const float> importance_of(const gguf::Tensor &tensor, const QuantizeRequest &request) {
-    if (!request.importance) return {};
-    const auto found = request.importance->find(tensor.name);
-    if (found.empty()) return {};
-    const auto wanted = static_cast<size_t>(tensor.shape[0] * tensor.shape[2]);
-    if (found.size() == wanted) return found;
-    // A tied output matrix is recorded under another name than the embeddings that it consists of.
-    if (tensor.name == "token_embd.weight") return {};
-    throw QuantizeError(called(tensor) + ": the importance matrix has " + std::to_string(found.size()) +
-                        " values, expected " + std::to_string(wanted));
-}
-
 void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const QuantizeRequest &request) {
     if (type == tensor.type) return;
     if (!gguf::can_quantize_standard(type))
@@ -83,7 +64,7 @@ void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const Quantize
                             " adds errors; start from F16, BF16 or F32, or add --allow-requantize");
     const bool is_table = tensor.name == "output.weight" || tensor.name == "token_embd.weight";
     const bool needed = gguf::standard_needs_importance(type) || (needs_importance(type, mix) && !is_table);
-    if (needed && importance_of(tensor, request).empty())
+    if (needed && importance_of(tensor, request.importance).empty())
         throw QuantizeError(called(tensor) + " would become " + name_of(type) +
                             (request.importance ? ", and the importance matrix has no entry for it"
                                                 : ", which needs an importance matrix: --imatrix FILE"));
@@ -223,54 +204,6 @@ void copy_metadata(const gguf::File &source, const QuantizeRequest &request, ggu
         writer.add("quantize.imatrix.chunks_count", request.importance->chunks());
 }
 
-// Calls work(first, last) for pieces of [0, count) on several threads. Rethrows the exception of
-// the first piece that fails, which does not depend on the number of threads.
-template <class Work>
-void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
-    std::mutex mutex;
-    int64_t failed_at = count;
-    std::exception_ptr error;
-    const auto run = [&] {
-        while (!failed) {
-            const int64_t at = next.fetch_add(piece);
-            if (at >= count) return;
-            // Pieces are taken in order, and every piece that was taken is finished.
-            try {
-                work(at, std::min(count, at + piece));
-            } catch (...) {
-                const std::scoped_lock lock(mutex);
-                if (at < failed_at) failed_at = at, error = std::current_exception();
-                failed = true;
-            }
-        }
-    };
-    {
-        std::vector<std::jthread> team;
-        try {
-            for (int i = 1; i < threads; ++i) team.emplace_back(run);
-        } catch (const std::system_error &) {
-            // No more threads can be started: the running ones do the work.
-        }
-        run();
-    }
-    if (error) std::rethrow_exception(error);
-}
-
-// Returns the largest magnitude of a row of finite values; throws QuantizeError for others.
-float check_finite(const gguf::Tensor &tensor, int64_t row, std::span<const float> values) {
-    // Magnitudes are ordered as their bits are, infinity and NaN above all others.
-    uint32_t most = 0;
-    for (const float value : values) most = std::max(most, std::bit_cast<uint32_t>(value) & 0x7fffffffu);
-    const auto largest = std::bit_cast<float>(most);
-    const bool finite = most < 0x7f800000u;
-    if (!finite)
-        throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
-                            " has values that are not finite numbers");
-    return largest;
-}
-
 // Blocks have half-precision scales, which may overflow from kLargeValue on. From kBeyondScales on, the sums of
 // squares of the scale searches overflow as well.
 constexpr float kLargeValue = 16384, kBeyondScales = 0x1p60f;
@@ -294,7 +227,7 @@ class Conversion {
         if (planned.type == tensor.type) return copy(tensor);
         const int64_t columns = tensor.shape[0];
         const int64_t rows = tensor.elements() / columns;
-        const std::span<const float> importance = importance_of(tensor, request_);
+        const std::span<const float> importance = importance_of(tensor, request_.importance);
         const size_t row_before = gguf::row_bytes(tensor.type, columns),
                      row_after = gguf::row_bytes(planned.type, columns);
         const int64_t slab = std::max<int64_t>(1, kSlabElements / columns);
@@ -328,28 +261,11 @@ class Conversion {
         return true;
     }
 
-    void encode(Type type, std::span<const float> row, std::span<const float> importance,
-                std::byte *out) const {
-        const auto columns = static_cast<int64_t>(row.size());
-        if (request_.method == Method::Search && gguf::can_quantize(type))
-            gguf::quantize_row(type, row.data(), out, columns);
-        else
-            gguf::quantize_standard(type, row, columns, importance, out);
-    }
-
     void convert_row(const PlannedTensor &planned, int64_t row, std::span<const float> importance,
                      std::span<float> values, std::byte *out) const {
         const gguf::Tensor &tensor = *planned.source;
-        const auto columns = tensor.shape[0];
-        gguf::dequantize_row(tensor.type,
-                             tensor.data + static_cast<size_t>(row) * gguf::row_bytes(tensor.type, columns),
-                             values.data(), columns);
-        const float largest = check_finite(tensor, row, values);
-        const auto matrix = static_cast<size_t>(row / tensor.shape[1] * columns);
-        encode(
-            planned.type, values,
-            importance.empty() ? importance : importance.subspan(matrix % importance.size(), values.size()),
-            out);
+        const float largest = read_row(tensor, row, values);
+        encode_row(request_.method, planned.type, values, row_importance(tensor, row, importance), out);
         if (largest >= kLargeValue) check_blocks(tensor, row, planned.type, out, largest, values);
     }
 
@@ -363,6 +279,16 @@ class Conversion {
     std::vector<std::byte> out_;
     uint64_t done_ = 0;
 };
+
+// A writer with the metadata and the tensors' names, types and shapes.
+PartsWriter described(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request) {
+    PartsWriter writer(output_parts(source, request), kTensorAlignment);
+    copy_metadata(source, request, writer.first());
+    for (const PlannedTensor &planned : plan.tensors)
+        writer.add_tensor(request.keep_split ? planned.source->part : 0, planned.name, planned.type,
+                          {planned.source->shape, static_cast<size_t>(planned.source->rank)});
+    return writer;
+}
 
 }  // namespace
 
@@ -391,6 +317,8 @@ QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &
     QuantizePlan plan;
     for (Choice &choice : choose_types(*request.mix, model, shapes, options)) {
         const gguf::Tensor &tensor = *tensors[choice.tensor];
+        const auto assigned = request.assigned.find(names[choice.tensor]);
+        if (assigned != request.assigned.end()) choice.type = assigned->second, choice.note.clear();
         check(tensor, choice.type, *request.mix, request);
         const int64_t rows = tensor.elements() / tensor.shape[0];
         const uint64_t bytes = choice.type == tensor.type ? tensor.bytes
@@ -411,14 +339,13 @@ size_t output_parts(const gguf::File &source, const QuantizeRequest &request) {
     return request.keep_split ? source.parts() : 1;
 }
 
+uint64_t output_bytes(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request) {
+    return described(source, plan, request).file_bytes();
+}
+
 bool quantize(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request,
               const std::filesystem::path &path) {
-    constexpr uint32_t kAlignment = 32;
-    PartsWriter writer(output_parts(source, request), kAlignment);
-    copy_metadata(source, request, writer.first());
-    for (const PlannedTensor &planned : plan.tensors)
-        writer.add_tensor(request.keep_split ? planned.source->part : 0, planned.name, planned.type,
-                          {planned.source->shape, static_cast<size_t>(planned.source->rank)});
+    PartsWriter writer = described(source, plan, request);
     writer.start(path, {.overwrite = true});  // the caller checked; never overwrites the source
     Conversion conversion(request, writer);
     for (const PlannedTensor &planned : plan.tensors)

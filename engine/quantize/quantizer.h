@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -19,6 +20,8 @@
 #include "gguf/file.h"
 
 namespace runnel::quantize {
+
+inline constexpr uint32_t kTensorAlignment = 32;  // of the tensors' data in the output
 
 enum class Method {
     Standard,  // llama.cpp's searches, in its bytes
@@ -39,6 +42,8 @@ struct QuantizeRequest {
     std::string importance_file = {};        // its name, recorded in the metadata
     // Replace values of the source, or are added at the end.
     std::vector<std::pair<std::string, Override>> overrides = {};
+    // By the tensor's name in the output: types that replace those of the mix (type_search.h).
+    std::map<std::string, gguf::Type, std::less<>> assigned = {};
     bool keep_split = false;  // the output has the parts of the source
     int threads = 1;
     // Called between pieces of work with bytes read so far. False: stop.
@@ -66,6 +71,9 @@ QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &
 
 // The number of files that quantize() writes: 1, or the source's with keep_split.
 size_t output_parts(const gguf::File &source, const QuantizeRequest &request);
+
+// The exact size of the files that quantize() writes, with metadata and padding.
+uint64_t output_bytes(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request);
 
 // Writes `plan` to `path`, which for several parts is the beginning of their names (model_parts.h). Memory is bounded by
 // some 64 MiB, whatever the model's size. Returns false when

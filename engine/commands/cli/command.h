@@ -31,7 +31,9 @@ struct Command {
     std::vector<std::string_view> examples;  // without "runnel"
     Model model = Model::Needed;
     bool takes_text = false;
-    size_t operands = 0;                        // required words after MODEL: OUT and TYPE
+    size_t operands = 0;  // required words after MODEL: OUT and TYPE
+    // If set: gives `operands` for the options and the number of words on the command line. Throws UsageError.
+    std::function<size_t(size_t words)> operands_now = {};
     bool writes_files = false;                  // adds --overwrite
     std::function<bool()> needs_no_model = {};  // true: no MODEL is needed with these options
     OptionTable options = {};

@@ -182,10 +182,12 @@ int call(Command made, const Arguments &arguments, Io &io) {
     if (none) throw UsageError("unexpected argument " + gguf::quoted(line.words[0]));
     Arguments before = line.words;
     const bool has_model = common.model || default_model;
-    if (command.operands > 0 && before.size() < command.operands + (has_model ? 0 : 1))
+    const size_t operand_count =
+        command.operands_now ? command.operands_now(before.size()) : command.operands;
+    if (operand_count > 0 && before.size() < operand_count + (has_model ? 0 : 1))
         throw UsageError("usage: runnel " + std::string(command.name) + " " + std::string(command.usage));
-    const Arguments operands(before.end() - static_cast<std::ptrdiff_t>(command.operands), before.end());
-    before.resize(before.size() - command.operands);
+    const Arguments operands(before.end() - static_cast<std::ptrdiff_t>(operand_count), before.end());
+    before.resize(before.size() - operand_count);
     Words words = split_words(before, common.model, default_model, command.takes_text);
     words.operands = operands;
     words.model = settings.resolved(words.model, common.is_offline, io);

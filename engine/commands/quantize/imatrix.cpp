@@ -1,7 +1,6 @@
 #include "engine/commands/quantize/imatrix.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -9,11 +8,11 @@
 
 #include "engine/commands/figures.h"
 #include "engine/commands/generation.h"
+#include "engine/commands/quantize/model_output.h"
 #include "engine/model/model.h"
 #include "engine/quantize/importance_sums.h"
 #include "engine/quantize/mix.h"
 #include "engine/text/tokenizer.h"
-#include "gguf/base/timer.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 #include "kernels/activation_run.h"
@@ -23,39 +22,9 @@ namespace {
 
 using quantize::ImportanceStatistics;
 using quantize::ImportanceSums;
-using namespace std::chrono_literals;
 
 // Experts with fewer rows than this have no reliable importance.
 constexpr int64_t kFewRows = 16;
-
-// "imatrix [####------]  40%  4 of 10 chunks  21 s left", at most five times a second.
-class Progress {
-  public:
-    Progress(Io &io, int64_t chunks) : io_(io), chunks_(chunks), shown_(io.err.is_terminal() && !io.quiet) {}
-    ~Progress() {
-        if (drawn_) io_.progress("\r\x1b[K");
-    }
-    Progress(const Progress &) = delete;
-    Progress &operator=(const Progress &) = delete;
-
-    void update(int64_t done) {
-        const auto now = base::Clock::now();
-        if (!shown_ || now - last_ < 200ms) return;
-        last_ = now;
-        drawn_ = true;
-        const double share = static_cast<double>(done) / static_cast<double>(chunks_);
-        const double seconds = base::seconds_since(start_);
-        std::string text = std::to_string(done) + " of " + std::to_string(chunks_) + " chunks";
-        if (done > 0) text += "  " + std::to_string(std::lround(seconds / share - seconds)) + " s left";
-        io_.progress("\rimatrix " + progress_bar(share) + text + "\x1b[K");
-    }
-
-  private:
-    Io &io_;
-    int64_t chunks_;
-    bool shown_, drawn_ = false;
-    base::Clock::time_point start_ = base::Clock::now(), last_{};
-};
 
 void check(const ImatrixOptions &o) {
     if (!o.shown.empty()) {
@@ -106,7 +75,7 @@ void measure(const ImatrixOptions &options, const decode::StopRequest &stop, Io 
     };
     const kernels::DevicePtr cpu = kernels::cpu_device(options.threads);
     kernels::ActivationRun run(model.program, *cpu, options.chunk_size, options.with_output, sink);
-    Progress progress(io, chunks);
+    CountBar progress("imatrix", "chunks", chunks, io);
     for (; own.chunks < chunks; ++own.chunks) {
         progress.update(own.chunks);
         const auto chunk = std::span(tokens).subspan(static_cast<size_t>(own.chunks) * size, size);

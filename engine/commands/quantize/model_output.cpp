@@ -62,6 +62,22 @@ void CopyBar::update(uint64_t done) {
                  "\x1b[K");
 }
 
+CountBar::~CountBar() {
+    if (drawn_) io_.progress("\r\x1b[K");
+}
+
+void CountBar::update(int64_t done) {
+    const auto now = Clock::now();
+    if (!io_.err.is_terminal() || io_.quiet || now - last_ < 200ms || all_ == 0) return;
+    last_ = now;
+    drawn_ = true;
+    const double share = static_cast<double>(done) / static_cast<double>(all_);
+    const double seconds = std::chrono::duration<double>(now - start_).count();
+    std::string text = std::to_string(done) + " of " + std::to_string(all_) + " " + unit_;
+    if (done > 0) text += format("  %.0f s left", seconds / share - seconds);
+    io_.progress("\r" + verb_ + " " + progress_bar(share) + text + "\x1b[K");
+}
+
 int with_bar(std::string_view verb, uint64_t all, Io &io,
              const std::function<bool(const std::function<bool(uint64_t)> &)> &work) {
     decode::StopRequest stop;

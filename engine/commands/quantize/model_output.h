@@ -42,6 +42,27 @@ class CopyBar {
     bool drawn_ = false;
 };
 
+// "imatrix [####------]  40%  4 of 10 chunks  21 s left" on a terminal, at most five times a second.
+class CountBar {
+  public:
+    CountBar(std::string_view verb, std::string_view unit, int64_t all, Io &io)
+        : verb_(verb), unit_(unit), all_(all), io_(io) {}
+    ~CountBar();
+    CountBar(const CountBar &) = delete;
+    CountBar &operator=(const CountBar &) = delete;
+
+    void update(int64_t done);
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    std::string verb_, unit_;
+    int64_t all_;
+    Io &io_;
+    const Clock::time_point start_ = Clock::now();
+    Clock::time_point last_{};
+    bool drawn_ = false;
+};
+
 // Calls work(progress) with a bar; Ctrl-C makes progress() false. Returns the exit code: 130 if work() returns false.
 int with_bar(std::string_view verb, uint64_t all, Io &io,
              const std::function<bool(const std::function<bool(uint64_t)> &)> &work);

@@ -14,6 +14,7 @@
 
 #include "engine/commands/figures.h"
 #include "engine/commands/quantize/model_output.h"
+#include "engine/commands/quantize/target.h"
 #include "engine/quantize/model_parts.h"
 #include "gguf/printable.h"
 #include "gguf/quantize.h"
@@ -22,6 +23,8 @@ namespace runnel::commands {
 namespace {
 
 namespace fs = std::filesystem;
+
+}  // namespace
 
 gguf::Type type_named(const std::string &name, const std::string &option) {
     const quantize::Mix *mix = quantize::find_mix(name);
@@ -34,6 +37,8 @@ gguf::Type type_named(const std::string &name, const std::string &option) {
     throw UsageError(option + ": " + gguf::quoted(name) +
                      (mix ? " is a mix of types, not the type of one tensor" : " is not a tensor type"));
 }
+
+namespace {
 
 const quantize::Mix &mix_named(const std::string &name) {
     if (const quantize::Mix *mix = quantize::find_mix(name)) return *mix;
@@ -79,6 +84,21 @@ quantize::MixOptions mix_options(const QuantizeOptions &options) {
     return result;
 }
 
+void check_target(const QuantizeOptions &options) {
+    const TargetOptions &target = options.target;
+    if (target.size && target.bits_per_weight)
+        throw UsageError("--target-size and --target-bpw exclude each other");
+    if (target.is_given() && options.pure)
+        throw UsageError("--pure gives all tensors one type: omit it with a target");
+    if (target.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
+    if (target.is_given()) return;
+    for (const auto &[given, name] : {std::pair{!target.types.empty(), "--target-types"},
+                                      {!target.text.empty(), "-f"},
+                                      {!target.sensitivity.empty(), "--sensitivity"},
+                                      {target.report, "--report"}})
+        if (given) throw UsageError(std::string(name) + " needs --target-size or --target-bpw");
+}
+
 double bits_per_weight(const quantize::QuantizePlan &plan) {
     return plan.elements > 0
                ? 8.0 * static_cast<double>(plan.bytes_after) / static_cast<double>(plan.elements)
@@ -91,7 +111,7 @@ std::string summary(const quantize::QuantizePlan &plan) {
     return size_text(plan.bytes_before) + " -> " + size_text(plan.bytes_after) + ", " + bits;
 }
 
-void print_plan(const quantize::QuantizePlan &plan, bool json, Io &io) {
+void print_plan(const quantize::QuantizePlan &plan, const TargetResult *target, bool json, Io &io) {
     if (json) {
         nlohmann::ordered_json result = {{"tensors", nlohmann::ordered_json::array()},
                                          {"bytes_before", plan.bytes_before},
@@ -102,6 +122,7 @@ void print_plan(const quantize::QuantizePlan &plan, bool json, Io &io) {
                                          {"from", gguf::traits(tensor.source->type).name},
                                          {"to", gguf::traits(tensor.type).name},
                                          {"bytes", tensor.bytes}});
+        if (target) result["target"] = target_json(*target);
         io.out.write(result.dump() + "\n");
         return;
     }
@@ -114,7 +135,9 @@ void print_plan(const quantize::QuantizePlan &plan, bool json, Io &io) {
         text += line + gguf::printable(tensor.name, 4096) +
                 (tensor.note.empty() ? "" : "  (" + tensor.note + ")") + "\n";
     }
-    io.out.write(text + "all: " + summary(plan) + "\n");
+    text += "all: " + summary(plan) + "\n";
+    if (target) text += target_text(*target) + "\n";
+    io.out.write(text);
 }
 
 // "KEY=TYPE:VALUE", the type one of int, float, bool and str.
@@ -143,8 +166,9 @@ std::pair<std::string, quantize::Override> parse_override(const std::string &tex
 }
 
 int convert(const QuantizeOptions &options, Io &io) {
+    check_target(options);
     quantize::QuantizeRequest request;
-    request.mix = &mix_named(options.type);
+    if (!options.target.is_given()) request.mix = &mix_named(options.type);
     request.types = mix_options(options);
     request.method = options.method;
     request.keep_split = options.keep_split;
@@ -165,16 +189,22 @@ int convert(const QuantizeOptions &options, Io &io) {
         request.importance_file = fs::path(options.importance).filename().string();
     }
     const gguf::File source = gguf::File::open(options.source);
-    const quantize::QuantizePlan plan = quantize::plan_quantization(source, request);
-    if (options.dry_run) {
-        print_plan(plan, options.json, io);
-        return exit_code::kDone;
-    }
-    const size_t parts = quantize::output_parts(source, request);
     std::string destination = options.destination;
+    const size_t parts = quantize::output_parts(source, request);
     if (parts > 1 && destination.ends_with(".gguf")) destination.resize(destination.size() - 5);
     const std::vector<fs::path> outputs = quantize::output_paths(destination, parts);
-    for (const fs::path &path : outputs) check_destination(path, source, options.overwrite);
+    if (!options.dry_run)
+        for (const fs::path &path : outputs) check_destination(path, source, options.overwrite);
+    std::optional<TargetResult> target;
+    if (options.target.is_given()) {
+        target = choose_types_for(options, source, request, io);
+        request = quantize::with_choice(std::move(request), target->choice);
+    }
+    const quantize::QuantizePlan plan = quantize::plan_quantization(source, request);
+    if (options.dry_run) print_plan(plan, target ? &*target : nullptr, options.json, io);
+    if (options.target.report && !(options.dry_run && options.json)) io.out.write(report_text(*target));
+    if (options.dry_run) return exit_code::kDone;
+    if (target) io.note(target_text(*target));
     check_space(plan.bytes_after, destination);
     for (const quantize::PlannedTensor &tensor : plan.tensors)
         if (!tensor.note.empty()) io.note(gguf::printable(tensor.source->name, 200) + ": " + tensor.note);

@@ -1,6 +1,7 @@
 // `runnel quantize IN OUT TYPE`: a model file in another format.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,8 +11,23 @@
 
 namespace runnel::commands {
 
+// A type per tensor, chosen for a size.
+struct TargetOptions {
+    std::optional<uint64_t> size;           // bytes of the written files
+    std::optional<double> bits_per_weight;  // of the tensors' data
+    std::string types;                      // to choose from, "Q4_K,Q6_K"; empty: all
+    std::string text;                       // on which the sensitivity is measured; empty: no measurement
+    std::string sensitivity;                // file that keeps it: written with a text, read without
+    int32_t context = 256;                  // tokens of a chunk of the text
+    int64_t chunks = 16;                    // most chunks of the text; -1: all
+    bool report = false;
+
+    bool is_given() const { return size || bits_per_weight; }
+};
+
 struct QuantizeOptions {
-    std::string source, destination, type;
+    std::string source, destination, type;  // no type with a target
+    TargetOptions target;
     std::string importance;                 // file; empty: none
     std::vector<std::string> tensor_types;  // "REGEX=TYPE"
     std::string tensor_type_file;           // more of them, one per line

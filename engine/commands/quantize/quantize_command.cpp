@@ -10,15 +10,20 @@ namespace runnel::commands {
 Command quantize_command() {
     Command command{
         .name = "quantize",
-        .usage = "IN OUT TYPE",
+        .usage = "IN OUT TYPE | IN OUT --target-size SIZE",
         .summary = "a model file in another format",
         .description =
             "Writes the model IN to OUT with its weights as TYPE: one of llama.cpp's types or mixes (Q4_K_M, "
             "Q8_0, IQ4_XS, F16, ...), with the bytes that llama.cpp's own quantizer writes. OUT appears when "
-            "it is complete.",
+            "it is complete. With --target-size or --target-bpw, chooses a type for each tensor instead: the "
+            "least damage that fits, estimated from the error of each tensor in each type and from how "
+            "sensitive the model is to it. With -f, that sensitivity is measured on a text; without, it "
+            "is a fixed figure per kind of tensor.",
         .examples = {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
                      "quantize model-f16.gguf small.gguf IQ2_M --imatrix model.imatrix",
-                     "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run"},
+                     "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run",
+                     "quantize model-f16.gguf small.gguf --target-size 4.2G -f text.txt",
+                     "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report"},
         .operands = 2};
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
@@ -47,18 +52,60 @@ Command quantize_command() {
         .list("--override-kv", o->overrides,
               "metadata of OUT: KEY=TYPE:VALUE, TYPE one of int, float, bool, str")
         .takes("KEY=TYPE:VALUE");
+    const auto byte_count = [](std::optional<uint64_t> &value) {
+        return [&value](const std::string &text) {
+            value = static_cast<uint64_t>(byte_size(text, int64_t{1} << 50));
+        };
+    };
+    TargetOptions &target = o->target;
+    table.add("--target-size", "SIZE",
+              "choose types for a size of OUT with all metadata: 4.2G, 800M (powers of 1024)",
+              byte_count(target.size));
+    table.add("--target-bpw", "N", "choose types for so many bits per weight, over all tensors",
+              [&target](const std::string &text) {
+                  target.bits_per_weight = number_in({.low = 0.1, .high = 32}, text);
+              });
+    table.text("--target-types", target.types, "choose among these types only, Q3_K,Q4_K,...; default: all")
+        .takes("TYPE,...");
+    table
+        .text("-f,--file", target.text,
+              "with a target: measure the sensitivity on this text; -: standard input")
+        .takes("FILE");
+    table
+        .text("--sensitivity", target.sensitivity,
+              "keeps measured sensitivity: written with -f, otherwise read")
+        .takes("FILE");
+    table.number("-c,--ctx-size", target.context, whole_numbers(16, 1 << 16), "with -f: tokens per chunk");
+    table
+        .add("--chunks", "N", "with -f: number of chunks to use; -1: all",
+             [&target](const std::string &text) {
+                 target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
+             })
+        .by_default("16");
+    table.flag("--report", target.report,
+               "with a target: the sensitivity of attention and feed-forward matrices");
     table.flag("--keep-split", o->keep_split, "as many parts as IN has, named OUT-00001-of-0000N.gguf");
     table.flag("--dry-run", o->dry_run, "print the types and sizes, write nothing");
     table.flag("--json", o->json, "with --dry-run: as JSON");
     table.flag("--overwrite", o->overwrite, "replace OUT if it exists");
     table.in_group(Group::Device);
     table.number("-t,--threads", o->threads, whole_numbers(0, 4096), "CPU threads; 0: all cores");
+    command.operands_now = [o = o.get()](size_t words) -> size_t {
+        if (!o->target.is_given()) return 2;
+        if (words > 2)
+            throw UsageError("TYPE and --target-size or --target-bpw exclude each other: omit one of them");
+        return 1;
+    };
     const Confine confine = add_sandbox_option(table);
     command.call = [o, confine](const Words &words, Io &io) {
         o->source = words.model;
         o->destination = words.operands[0];
-        o->type = words.operands[1];
-        confine({{o->source, o->importance, o->tensor_type_file}, {o->dry_run ? "" : o->destination}}, "cpu");
+        if (words.operands.size() > 1) o->type = words.operands[1];
+        const TargetOptions &asked = o->target;
+        const bool saves = !asked.text.empty();
+        confine({{o->source, o->importance, o->tensor_type_file, asked.text, saves ? "" : asked.sensitivity},
+                 {o->dry_run ? "" : o->destination, saves ? asked.sensitivity : ""}},
+                "cpu");
         return quantize_model(*o, io);
     };
     return command;

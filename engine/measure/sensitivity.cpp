@@ -1,0 +1,85 @@
+#include "engine/measure/sensitivity.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "engine/measure/logits_file.h"
+#include "gguf/base/interrupted.h"
+
+namespace runnel::measure {
+namespace {
+
+std::optional<TokenId> bos_of(const decode::Engine &engine) {
+    return engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt;
+}
+
+// Replaces the weights that are whole rows of the tensor; true if there is one.
+bool replace(kernels::Program &program, const gguf::Tensor &tensor, const ReplacedTensor &by) {
+    const size_t row_before = gguf::row_bytes(tensor.type, tensor.shape[0]),
+                 row_after = gguf::row_bytes(by.type, tensor.shape[0]);
+    const std::less<> before;
+    bool used = false;
+    for (kernels::Weight &weight : program.weights) {
+        if (!weight.data || before(weight.data, tensor.data) ||
+            !before(weight.data, tensor.data + tensor.bytes) || weight.type != tensor.type ||
+            weight.cols != tensor.shape[0])
+            continue;
+        const auto offset = static_cast<size_t>(weight.data - tensor.data);
+        if (offset % row_before != 0) continue;
+        weight.data = by.data.data() + offset / row_before * row_after;
+        weight.type = by.type;
+        used = true;
+    }
+    return used;
+}
+
+// The log-probabilities of a compressed row.
+void expand_row(std::span<const uint16_t> row, std::span<float> log_probabilities) {
+    float scale = 0, min = 0;
+    std::memcpy(&scale, row.data(), sizeof scale);
+    std::memcpy(&min, row.data() + 2, sizeof min);
+    for (size_t i = 0; i < log_probabilities.size(); ++i)
+        log_probabilities[i] = scale * static_cast<float>(row[4 + i]) + min;
+}
+
+void run_all(PerplexityRun &run, const StopRequest &stop) {
+    while (run.done() < run.chunks())
+        if (!run.step(&stop)) throw base::Interrupted{};
+}
+
+}  // namespace
+
+Sensitivity::Sensitivity(decode::Engine &engine, std::vector<TokenId> tokens, int32_t context,
+                         const StopRequest &stop)
+    : engine_(engine), tokens_(std::move(tokens)), context_(context) {
+    PerplexityRun run(
+        engine_.executor(), tokens_, context_, bos_of(engine_),
+        [&](std::span<const float> logits) { compress_row(logits, base_.emplace_back()); }, BaseRow());
+    run_all(run, stop);
+}
+
+Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> replaced,
+                                            const StopRequest &stop) {
+    kernels::Program program = engine_.model().program;
+    Result result;
+    for (const ReplacedTensor &by : replaced)
+        if (const gguf::Tensor *tensor = engine_.file().find_tensor(by.name))
+            result.used |= replace(program, *tensor, by);
+    if (!result.used) return result;
+    std::vector<std::string> notes;
+    const std::unique_ptr<Executor> executor = engine_.executor_beside(program, 1, notes);
+    std::vector<float> row(static_cast<size_t>(executor->vocab()));
+    size_t next = 0;
+    PerplexityRun run(*executor, tokens_, context_, bos_of(engine_), SaveRow(), [&] {
+        expand_row(base_[next++], row);
+        return std::span<const float>(row);
+    });
+    run_all(run, stop);
+    result.divergence = std::max(0.0, run.result().divergence->mean);
+    return result;
+}
+
+}  // namespace runnel::measure

@@ -1,0 +1,45 @@
+// How far a model's predictions move when some of its tensors are replaced: the KL divergence from the
+// unchanged model over a text, as in perplexity.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/decode/engine.h"
+#include "engine/decode/stop_request.h"
+#include "engine/measure/perplexity.h"
+
+namespace runnel::measure {
+
+struct ReplacedTensor {
+    std::string name;             // in the model file
+    gguf::Type type;              // of `data`
+    std::vector<std::byte> data;  // all rows
+};
+
+class Sensitivity {
+  public:
+    // Runs the unchanged model over the text. tokens: a multiple of `context`. Memory: 2 bytes per scored token and
+    // vocabulary entry. `engine` must outlive this. Throws base::Interrupted and what Executor throws.
+    Sensitivity(decode::Engine &engine, std::vector<TokenId> tokens, int32_t context,
+                const StopRequest &stop);
+
+    // Mean divergence over the scored tokens, at least 0. False in `used` means that no matrix of the program consists
+    // of the replaced tensors' rows. Throws as the constructor does.
+    struct Result {
+        double divergence = 0;
+        bool used = false;
+    };
+    Result divergence(std::span<const ReplacedTensor> replaced, const StopRequest &stop);
+
+  private:
+    decode::Engine &engine_;
+    std::vector<TokenId> tokens_;
+    int32_t context_;
+    std::vector<std::vector<uint16_t>> base_;  // rows in the form of logits_file.h
+};
+
+}  // namespace runnel::measure

@@ -1,0 +1,35 @@
+// Rows of a tensor: read as floats, encoded in another type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/quantize/importance.h"
+#include "engine/quantize/quantizer.h"
+#include "gguf/file.h"
+
+namespace runnel::quantize {
+
+std::string called(const gguf::Tensor &tensor);  // "tensor blk.0.attn_q.weight", printable
+
+// [matrices][columns]; empty if there is none. Throws QuantizeError if the size does not fit the tensor.
+std::span<const float> importance_of(const gguf::Tensor &tensor, const Importance *importance);
+// The part of it for one row; empty if `importance` is.
+std::span<const float> row_importance(const gguf::Tensor &tensor, int64_t row,
+                                      std::span<const float> importance);
+
+// Fills values[columns]; returns the largest magnitude. Throws QuantizeError for values that are not finite.
+float read_row(const gguf::Tensor &tensor, int64_t row, std::span<float> values);
+
+// Writes row_bytes(type, row.size()) bytes.
+void encode_row(Method method, gguf::Type type, std::span<const float> row, std::span<const float> importance,
+                std::byte *out);
+
+// All rows of a tensor in another type. Throws QuantizeError for values that are not finite.
+std::vector<std::byte> encode_tensor(const gguf::Tensor &tensor, gguf::Type type,
+                                     const QuantizeRequest &request);
+
+}  // namespace runnel::quantize
