@@ -33,6 +33,9 @@ class Builder {
     // if the user chose a longer one.
     void limit_context(int64_t tokens, std::string_view key);
     kernels::Program &program() { return program_; }
+    // Whether the logits are to be those of the file's draft block (draft_block.h).
+    bool draft_block() const { return draft_block_; }
+    void use_draft_block() { draft_block_ = true; }
 
     // The named tensor as a weight of exactly this shape; repeated calls return the same weight. Throws
     // ModelError if it is missing, has another shape, or a type that this build cannot read.
@@ -111,6 +114,7 @@ class Builder {
     Metadata metadata_;
     bool asked_;  // whether the user chose context_
     int64_t context_;
+    bool draft_block_ = false;
     kernels::Program program_;
     int32_t layer_ = -1;
     std::unordered_map<const std::byte *, kernels::WeightId> weight_ids_;

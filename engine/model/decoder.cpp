@@ -1,6 +1,8 @@
 #include "engine/model/decoder.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace runnel::model {
 
@@ -45,6 +47,7 @@ class Decoder {
   private:
     void embed(WeightId table);
     void layer(int32_t layer);
+    void draft_block(WeightId table);
     enum class Kind { Attention, FeedForward };
     void sublayer(int32_t layer, const std::string &norm, const std::string &post_norm, Kind kind);
     void parallel(int32_t layer);
@@ -95,12 +98,47 @@ void Decoder::emit() {
     }
     b_.end_layers();
     norm(t_.output_norm, x(), normed());
-    b_.add(
-        Logits{.in = normed(),
-               .weight = b_.has("output.weight") ? b_.matrix("output.weight", vocab, size_.width) : embedding,
-               .bias = b_.optional_vector("output.bias", vocab),
-               .scale = static_cast<float>(t_.logit_scale),
-               .softcap = static_cast<float>(t_.logit_softcap)});
+    std::string output = "output.weight";
+    if (b_.draft_block()) {
+        draft_block(embedding);
+        const std::string own = prefix(h_.block_count) + "nextn.shared_head_head.weight";
+        if (b_.has(own)) output = own;
+    }
+    b_.add(Logits{.in = normed(),
+                  .weight = b_.has(output) ? b_.matrix(output, vocab, size_.width) : embedding,
+                  .bias = b_.optional_vector("output.bias", vocab),
+                  .scale = static_cast<float>(t_.logit_scale),
+                  .softcap = static_cast<float>(t_.logit_softcap)});
+}
+
+// The block's input is Weh [N e(t); N' h(t - 1)], with the embedding e of token t and the trunk's normalized
+// hidden state h of the token before it.
+void Decoder::draft_block(WeightId table) {
+    const int32_t i = h_.block_count;
+    const std::string name = prefix(i) + "nextn.";
+    const int64_t width = h_.embedding_length;
+    const Slot token = b_.slot("token's embedding", width), before = b_.slot("hidden state before", width),
+               both = b_.slot("embedding and hidden state", 2 * width);
+    b_.begin_layer(i);
+    std::vector<float> taps(static_cast<size_t>(2 * width), 0.0f);  // 1 for the token before, 0 for this one
+    std::fill_n(taps.begin(), width, 1.0f);
+    b_.add(ShortConv{.in = normed(),
+                     .out = before,
+                     .weight = b_.constant("shift", std::move(taps), 1, 2, width),
+                     .state = b_.state_layer(width)});
+    if (b_.has(name + "embed_tokens.weight"))
+        table = b_.matrix(name + "embed_tokens.weight", {h_.vocab, "the vocabulary"}, size_.width);
+    b_.add(Embed{table, token, static_cast<float>(t_.embedding_scale)});
+    norm(name + "enorm", token, token);
+    norm(name + "hnorm", before, before);
+    b_.add(Copy{.in = token, .out = both, .from = {}, .to = {}, .width = width});
+    b_.add(Copy{.in = before, .out = both, .from = {}, .to = {.first = width}, .width = width});
+    const Size both_size{2 * width, "2 * embedding_length"};
+    b_.add(Linear{both, {part(name + "eh_proj", size_.width, both_size, false, x())}});
+    layer(i);
+    b_.end_layers();
+    const std::string own = name + "shared_head_norm";
+    norm(b_.has(own + ".weight") ? own : t_.output_norm, x(), normed());
 }
 
 void Decoder::embed(WeightId table) {
