@@ -22,6 +22,9 @@ struct Size {
     std::string_view keys;
 };
 
+// Slots of a draft block: the hidden state of the token before, and (as in the model) after the last norm.
+inline constexpr const char *kHiddenBefore = "hidden state before", *kHidden = "normed";
+
 class Builder {
   public:
     // context: the context length in use, which some RoPE factors depend on; 0: the model's own.
@@ -33,7 +36,7 @@ class Builder {
     // if the user chose a longer one.
     void limit_context(int64_t tokens, std::string_view key);
     kernels::Program &program() { return program_; }
-    // Whether the logits are to be those of the file's draft block (draft_block.h).
+    // Whether the program is that of the file's draft block (draft_block.h) instead of the model's.
     bool draft_block() const { return draft_block_; }
     void use_draft_block() { draft_block_ = true; }
 
@@ -92,7 +95,7 @@ class Builder {
     // Frequencies of a base without scaling; dimensions: how many are rotated, 0: rope.dimension_count.
     int32_t unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions = 0);
 
-    // Throws ModelError if the file has weights in its layers that no step uses: it
+    // Throws ModelError if the file has weights in its layers that no step of the model uses: it
     // then contradicts its metadata.
     kernels::Program take();
 

@@ -10,13 +10,14 @@
 
 namespace runnel::model {
 
-// A program of the model's layers, without its output matrix, and the block. For each token t at position p:
-//   x = Weh [N e(t); N' h(p - 1)]     e: embedding; h: the model's state after output_norm, h(-1) = 0
-//   logits = W N'' layer(x)           which predict the token at p + 1
-// The layer attends at position p, with keys and values of its own. h(p - 1) is the state of a convolution, so
-// it follows the sequence through chunks, forks and roll-backs as the state of a recurrent layer does.
-// None: the file has no such block, more than one, or an architecture whose block is not known. Throws
-// ModelError; the weights point into the mapped file.
+// A program of the block, which is one part. For each token t at position p:
+//   x = Weh [N e(t); N' h(p - 1)]     e: embedding
+//   h'(p) = N'' layer(x)              logits = W h'(p) predict the token at p + 1
+// The layer attends at position p, with keys and values of its own. h(p) is the model's state after output_norm,
+// the input of its output matrix; for a drafted token, whose state the model has not computed yet, h'(p)
+// takes its place; h(-1) = 0. The part's only `in` slot is h(p - 1), its only `out` slot h'(p), the latter for
+// tokens with logits. None: the file has no such block, more than one, or an architecture whose block is not
+// known. Throws ModelError; the weights point into the mapped file.
 std::optional<kernels::Program> draft_block(const gguf::File &file, int64_t context = 0);
 
 }  // namespace runnel::model

@@ -136,7 +136,11 @@ std::optional<kernels::Program> draft_block(const gguf::File &file, int64_t cont
     builder.use_draft_block();
     family->emit(builder);
     apply_factors(file, builder);
-    return builder.take();
+    const kernels::Slot before = builder.slot(kHiddenBefore, hyper.embedding_length),
+                        hidden = builder.slot(kHidden, hyper.embedding_length);
+    kernels::Program program = builder.take();
+    program.parts = {{program.steps.size(), {before}, {hidden}}};
+    return program;
 }
 
 std::vector<std::string_view> supported_architectures() {
