@@ -103,10 +103,15 @@ decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const 
     return made;
 }
 
-std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model) {
+namespace {
+
+decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &model) {
     if (flags.least > flags.most) throw UsageError("--draft-min is above --draft-max");
     if (!flags.model.empty() && flags.self_layers > 0)
         throw UsageError("--draft-model and --self-draft exclude each other: choose one");
+    const bool other = !flags.model.empty() || flags.self_layers > 0;
+    if (flags.mtp == decode::Mtp::On && other)
+        throw UsageError("--mtp excludes --draft-model and --self-draft: choose one");
     decode::DraftingOptions options;
     if (!flags.model.empty()) {
         ModelOptions draft;
@@ -119,9 +124,18 @@ std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags,
     }
     options.self_layers = flags.self_layers;
     options.lookup = flags.lookup;
+    options.mtp = other ? decode::Mtp::Off : flags.mtp;
     options.how = {.length = {.least = flags.least, .most = flags.most, .branches = flags.branches},
                    .least_probability = flags.least_probability,
                    .rule = flags.rule};
+    return options;
+}
+
+}  // namespace
+
+std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model) {
+    decode::DraftingOptions options = options_of(flags, model);
+    if (options.mtp == decode::Mtp::Auto) options.mtp = decode::Mtp::Off;
     if (!options.any()) return std::nullopt;
     return options;
 }
@@ -129,14 +143,19 @@ std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags,
 std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
                                            decode::Engine &engine, int32_t sequences, Io &io,
                                            const decode::StopRequest &stop) {
-    auto options = drafting_options(flags, model);
-    if (!options) return nullptr;
-    if (options->model) options->model->progress = load_progress(io, stop);
+    decode::DraftingOptions options = options_of(flags, model);
+    if (!engine.draft_block()) {
+        if (options.mtp == decode::Mtp::On) throw UsageError("--mtp: " + engine.no_draft_block());
+        options.mtp = decode::Mtp::Off;
+    }
+    if (!options.any()) return nullptr;
+    if (options.model) options.model->progress = load_progress(io, stop);
     if (const int32_t layers = engine.model().hyper.block_count; flags.self_layers >= layers)
         throw UsageError("--self-draft: the model has " + std::to_string(layers) +
                          " layers, so the draft can use the first 1 to " + std::to_string(layers - 1));
-    auto made = std::make_unique<decode::Drafting>(*options, engine, sequences);
+    auto made = std::make_unique<decode::Drafting>(options, engine, sequences);
     for (const std::string &note : made->notes()) io.note(note);
+    if (!made->any()) return nullptr;
     return made;
 }
 
@@ -146,6 +165,7 @@ decode::MakeSpeculator speculators(decode::Drafting *drafts) {
 }
 
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
+    if (flags.model.empty() && flags.self_layers == 0) engine.mtp = flags.mtp;
     engine.first_layers = flags.self_layers;
     const bool same = flags.device == "auto" || flags.device == engine.device.device;
     if (same && flags.gpu_layers != "0") engine.beside = flags.model;

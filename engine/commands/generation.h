@@ -22,11 +22,13 @@ decode::EngineOptions engine_options(const ModelOptions &options);
 // The engine's options, which show the progress of loading; an interrupt ends it. Keeps `io` and `stop`.
 decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop);
 
-// Drafting for a model with the options `model`; nullopt if no flag requests drafts. Throws UsageError.
+// Drafting for a model with the options `model`; nullopt if no flag requests drafts (--mtp auto does not). Throws
+// UsageError.
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model);
 
-// Sets up speculation for an engine and shows its notes; null if no flag requests it. Shows the progress of
-// loading, which an interrupt ends. `io` and `stop` must outlive the result.
+// Sets up speculation for an engine and shows its notes; null if no flag requests it and, under --mtp auto, the
+// engine has no draft block. Shows the progress of loading, which an interrupt ends. `io` and `stop` must outlive
+// the result. Throws UsageError for --mtp on without a block.
 std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
                                            decode::Engine &engine, int32_t sequences, Io &io,
                                            const decode::StopRequest &stop);

@@ -8,6 +8,7 @@
 #include "engine/commands/figures.h"
 #include "engine/commands/json.h"
 #include "engine/decode/memory_plan.h"
+#include "engine/model/draft_block.h"
 #include "engine/model/model.h"
 #include "engine/model/window.h"
 #include "gguf/file.h"
@@ -35,6 +36,16 @@ struct Summary {
     }
 };
 
+// The next-token-prediction block, if `run` can use it.
+std::optional<kernels::Program> draft_block(const gguf::File &file, const InspectOptions &options) {
+    if (options.cache.window > 0) return std::nullopt;
+    try {
+        return model::draft_block(file, options.context);
+    } catch (const model::ModelError &) {
+        return std::nullopt;
+    }
+}
+
 Summary summarize(const gguf::File &file, const InspectOptions &options) {
     Summary s;
     if (const gguf::Value *value = file.find("general.architecture"))
@@ -49,10 +60,12 @@ Summary summarize(const gguf::File &file, const InspectOptions &options) {
         model::Model model = model::build(file, options.context);
         if (options.cache.window > 0)
             model::impose_window(model.program, options.cache.window, options.cache.sinks);
+        const auto block = draft_block(file, options);
         s.memory = decode::memory_plan(model, {.context = options.context,
                                                .sequences = options.sequences,
                                                .batch = options.batch,
-                                               .types = options.cache.types});
+                                               .types = options.cache.types,
+                                               .draft_block = block ? &*block : nullptr});
     } catch (const std::runtime_error &error) {
         s.not_runnable = error.what();
     }
@@ -144,6 +157,7 @@ void print_json(const gguf::File &file, const Summary &s, const InspectOptions &
         json["memory"]["type_k"] = name_of(options.cache.types.k);
         json["memory"]["type_v"] = name_of(options.cache.types.v);
         json["memory"]["cache_at_context"] = s.memory->cache_at_context;
+        if (s.memory->draft_block > 0) json["memory"]["draft_block"] = s.memory->draft_block;
         if (s.memory->gpu) json["memory"]["gpu"] = gpu_json(*s.memory->gpu);
     }
     Json metadata = Json::object();
@@ -219,7 +233,10 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
                          size_text(s.memory->cache_at_context) + " for " +
                          (options.sequences > 1 ? std::to_string(options.sequences) + " x " : "") +
                          std::to_string(s.memory->context));
-        text += line("memory, in all", size_text(s.tensor_bytes + s.memory->cache_at_context));
+        const size_t block = s.memory->draft_block;
+        if (block > 0)
+            text += line("memory, drafts", size_text(block) + " for the next-token-prediction block (--mtp)");
+        text += line("memory, in all", size_text(s.tensor_bytes + s.memory->cache_at_context + block));
         if (s.memory->gpu) text += line("memory, GPU", gpu_text(*s.memory->gpu));
     }
     if (!s.not_runnable.empty()) text += line("cannot be run", gguf::printable(s.not_runnable, 4096));

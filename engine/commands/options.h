@@ -75,11 +75,12 @@ struct StatsFlags {
 };
 
 struct DraftFlags {
-    std::string model;                // a draft model's file; empty: none
+    std::string model = {};           // a draft model's file; empty: none
     std::string device = "auto";      // of the draft model,
     std::string gpu_layers = "auto";  // and the number of its layers there
     bool lookup = false;
     int32_t self_layers = 0;
+    decode::Mtp mtp = decode::Mtp::Off;
     int32_t most = 16, least = 0;
     int32_t branches = 4;  // alternative continuations
     float least_probability = 0;
@@ -88,7 +89,7 @@ struct DraftFlags {
 
 struct RunOptions {
     ModelOptions model;
-    DraftFlags draft;
+    DraftFlags draft{.mtp = decode::Mtp::Auto};
     bool verify_drafts = false;
     GenerationFlags generation;
     StatsFlags stats;
@@ -111,7 +112,7 @@ struct RunOptions {
 
 struct BatchOptions {
     ModelOptions model;
-    DraftFlags draft;
+    DraftFlags draft{.mtp = decode::Mtp::Auto};
     GenerationFlags generation;  // defaults of rows
     StatsFlags stats;
     std::optional<std::string> input, output;  // stdin and stdout
@@ -131,7 +132,7 @@ struct BatchOptions {
 
 struct ChatOptions {
     ModelOptions model;
-    DraftFlags draft;
+    DraftFlags draft{.mtp = decode::Mtp::Auto};
     GenerationFlags generation;
     StatsFlags stats;
     std::optional<std::string> system, system_file;

@@ -180,6 +180,11 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::Device 
     const bool given = request.cache_size > 0;
     std::vector<CacheBudget> budgets;  // empty: a cache size that the user gave is not checked against memory
     if (!given) budgets.push_back(budget_of(device, program, free, request));
+    if (!given && request.beside)
+        budgets[0].cost = [&request, alone = budgets[0].cost](const kernels::CacheConfig &cache,
+                                                              const CacheShape &shape) {
+            return alone(cache, shape) + request.beside(shape, cache.context);
+        };
     if (const auto plan = plan_context(program, budgets, request)) return *plan;
     const int64_t least = wish_of(request).least;
     const std::string needs = std::to_string(least) + " tokens needs " +

@@ -51,7 +51,7 @@ struct ContextRequest {
     int64_t cache_size = 0;  // bytes; 0: as the device's free memory allows
     int32_t sequences = 1, batch = 512, slack = 256;
     CacheTypes types = {};
-    // Bytes of GPU memory for a program that runs next to the model on the same GPU, when the model's cache
+    // Bytes of memory for a program that runs next to the model on the same device, when the model's cache
     // has `shape` and sequences of up to `context` cells. Empty: no such program.
     std::function<size_t(const CacheShape &shape, int64_t context)> beside = {};
 };

@@ -8,6 +8,7 @@
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
+#include "engine/model/draft_block.h"
 #include "engine/model/first_layers.h"
 #include "engine/model/notes.h"
 #include "engine/model/window.h"
@@ -44,6 +45,15 @@ size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, 
     return gpu.need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 
+// True if some layer has a window, or layers have tables of their own.
+bool has_windows(const kernels::Program &program) {
+    bool found =
+        std::ranges::any_of(program.cache_layers, [](const auto &layer) { return layer.group != 0; });
+    for (const kernels::Step &step : program.steps)
+        kernels::visit_caches(step, [&](const kernels::CacheUse &use) { found = found || use.window > 0; });
+    return found;
+}
+
 // True if every layer has a window: a sequence may then be of any length.
 bool bound_by_window(const kernels::Program &program) {
     bool bound = true;
@@ -60,6 +70,7 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     model_ = model::build(file_, options.context, notes);
     if (options.cache.window > 0)
         model::impose_window(model_.program, options.cache.window, options.cache.sinks);
+    find_draft_block(options);
     start(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
     if (!tokenizer_->note().empty()) notes_.push_back(tokenizer_->note());
@@ -68,6 +79,26 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     for (TokenId id = 0; id < model_.program.vocab; ++id)
         if (!tokenizer_->is_sampleable(id)) never_.emplace_back(id, kNever);
     load_seconds_ = base::seconds_since(started_);
+}
+
+void Engine::find_draft_block(const EngineOptions &options) {
+    if (options.mtp == Mtp::Off) return;
+    try {
+        draft_block_ = model::draft_block(file_, options.context);
+    } catch (const model::ModelError &error) {
+        if (options.mtp == Mtp::On) throw;
+        notes_.push_back(std::string("drafts without the next-token-prediction block: ") + error.what());
+        return;
+    }
+    if (!draft_block_)
+        no_draft_block_ = model_.hyper.draft_layers == 0
+                              ? "the file has no next-token-prediction block"
+                              : "the next-token-prediction block of this file is not supported";
+    else if (options.cache.window > 0)
+        no_draft_block_ = "the next-token-prediction block does not work with --window";
+    else if (model_.program.cache_layers.empty() || has_windows(model_.program))
+        no_draft_block_ = "the next-token-prediction block needs a model of full attention layers";
+    if (!no_draft_block_.empty()) draft_block_.reset();
 }
 
 void Engine::start(const EngineOptions &options) {
@@ -92,8 +123,12 @@ void Engine::start(const EngineOptions &options) {
             pass_over(error.what());
         }
     }
-    start_executor(options,
-                   plan_context(model_.program, *cpu_, cpu_->free_memory(), context_request(options)));
+    ContextRequest request = context_request(options);
+    if (draft_block_)
+        request.beside = [this](const CacheShape &shape, int64_t) {
+            return draft_block_bytes(*draft_block_, shape);
+        };
+    start_executor(options, plan_context(model_.program, *cpu_, cpu_->free_memory(), request));
 }
 
 // Returns false, or throws if a GPU is required, when no layer fits.
@@ -188,7 +223,12 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
     if (plan.context > context_request(options).own)
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was made for");
-    executor_ = std::make_unique<Executor>(another_backend(), model_.program,
+    std::unique_ptr<kernels::Backend> backend = another_backend();
+    if (draft_block_ && devices_.size() > 1)
+        no_draft_block_ = "the next-token-prediction block drafts on the CPU only: add --device cpu";
+    else if (draft_block_)
+        backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>());
+    executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
                                            ExecutorOptions{.context = plan.context,
                                                            .batch = options.batch,
                                                            .sequences = options.sequences,

@@ -13,6 +13,7 @@
 
 #include "engine/decode/device.h"
 #include "engine/decode/executor.h"
+#include "engine/decode/hidden_states.h"
 #include "engine/decode/placement.h"
 #include "engine/decode/sampler.h"
 #include "engine/model/model.h"
@@ -28,6 +29,13 @@ struct CacheOptions {
     int32_t window = 0, sinks = 0;  // imposed on the model (model/window.h); 0: none
 };
 
+// Whether the draft block of the file (model/draft_block.h) is used.
+enum class Mtp {
+    Off,
+    Auto,  // if there is one and everything runs on the CPU
+    On,    // the same, but the caller reports Engine::no_draft_block(), and a damaged block is an error
+};
+
 struct EngineOptions {
     std::filesystem::path model;
     int threads = 0;      // <= 0: the physical cores
@@ -37,6 +45,7 @@ struct EngineOptions {
     // Further sequences whose windows the cache keeps (CacheShape::kept), if they cost little of the memory; on
     // the CPU only.
     int32_t kept_windows = 0;
+    Mtp mtp = Mtp::Off;  // memory is reserved for the draft block
     DeviceRequest device = {};
     CacheOptions cache = {};
     kernels::LoadProgress progress = {};  // of the upload to a GPU
@@ -70,6 +79,12 @@ class Engine {
     std::unique_ptr<Executor> executor_beside(const kernels::Program &program, int32_t sequences,
                                               std::vector<std::string> &notes) const;
 
+    // The program of the file's draft block, and the states that it reads, which the executor keeps: if it was
+    // requested and can be used. Otherwise no_draft_block() says why not.
+    const kernels::Program *draft_block() const { return states_ ? &*draft_block_ : nullptr; }
+    const std::shared_ptr<HiddenStates> &hidden_states() const { return states_; }
+    const std::string &no_draft_block() const { return no_draft_block_; }
+
     // A sampler that never draws an id without a token. Throws DecodeError{BadInput} for a bias on a token
     // that does not exist.
     Sampler sampler(SamplingOptions options) const;
@@ -79,6 +94,7 @@ class Engine {
     double load_seconds() const { return load_seconds_; }
 
   private:
+    void find_draft_block(const EngineOptions &options);
     void start(const EngineOptions &options);
     bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
@@ -90,6 +106,9 @@ class Engine {
     base::Clock::time_point started_ = base::Clock::now();
     gguf::File file_;
     model::Model model_;
+    std::optional<kernels::Program> draft_block_;
+    std::shared_ptr<HiddenStates> states_;
+    std::string no_draft_block_;
     std::unique_ptr<text::Tokenizer> tokenizer_;
     kernels::DevicePtr cpu_;
     DeviceList devices_;  // the GPUs in use, if any, and then the CPU

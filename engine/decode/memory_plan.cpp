@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/decode/device.h"
+#include "engine/decode/hidden_states.h"
 
 namespace runnel::decode {
 namespace {
@@ -56,6 +57,7 @@ MemoryPlan memory_plan(const model::Model &model, const MemoryRequest &request) 
             .read_per_token = program.weight_bytes_per_token(),
             .cache_per_1k = growth(program, 1024, request.types),
             .cache_at_context = cache_bytes(program, shape),
+            .draft_block = request.draft_block ? draft_block_bytes(*request.draft_block, shape) : 0,
             .gpu = gpu_plan(model, request)};
 }
 

@@ -22,6 +22,9 @@ struct Size {
     std::string_view keys;
 };
 
+// Slots of a draft block: the hidden state of the token before, and (as in the model) after the last norm.
+inline constexpr const char *kHiddenBefore = "hidden state before", *kHidden = "normed";
+
 class Builder {
   public:
     // context: the context length in use, which some RoPE factors depend on; 0: the model's own.
@@ -33,6 +36,9 @@ class Builder {
     // if the user chose a longer one.
     void limit_context(int64_t tokens, std::string_view key);
     kernels::Program &program() { return program_; }
+    // Whether the program is that of the file's draft block (draft_block.h) instead of the model's.
+    bool draft_block() const { return draft_block_; }
+    void use_draft_block() { draft_block_ = true; }
 
     // The named tensor as a weight of exactly this shape; repeated calls return the same weight. Throws
     // ModelError if it is missing, has another shape, or a type that this build cannot read.
@@ -89,7 +95,7 @@ class Builder {
     // Frequencies of a base without scaling; dimensions: how many are rotated, 0: rope.dimension_count.
     int32_t unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions = 0);
 
-    // Throws ModelError if the file has weights in its layers that no step uses: it
+    // Throws ModelError if the file has weights in its layers that no step of the model uses: it
     // then contradicts its metadata.
     kernels::Program take();
 
@@ -111,6 +117,7 @@ class Builder {
     Metadata metadata_;
     bool asked_;  // whether the user chose context_
     int64_t context_;
+    bool draft_block_ = false;
     kernels::Program program_;
     int32_t layer_ = -1;
     std::unordered_map<const std::byte *, kernels::WeightId> weight_ids_;

@@ -44,7 +44,9 @@ class Decoder {
 
   private:
     void embed(WeightId table);
+    void layers();
     void layer(int32_t layer);
+    void draft_block(WeightId table);
     enum class Kind { Attention, FeedForward };
     void sublayer(int32_t layer, const std::string &norm, const std::string &post_norm, Kind kind);
     void parallel(int32_t layer);
@@ -64,7 +66,7 @@ class Decoder {
     bool biases(DecoderTraits::Biases least) const { return t_.biases >= least; }
 
     Slot x() { return b_.slot("residual", h_.embedding_length); }
-    Slot normed() { return b_.slot("normed", h_.embedding_length); }
+    Slot normed() { return b_.slot(kHidden, h_.embedding_length); }
     Slot q() { return b_.slot("q", size_.q.value); }
     Slot k() { return b_.slot("k", size_.k.value); }
     Slot v() { return b_.slot("v", size_.v.value); }
@@ -82,11 +84,27 @@ class Decoder {
 void Decoder::emit() {
     const Size vocab{h_.vocab, "the vocabulary"};
     const WeightId embedding = b_.matrix("token_embd.weight", vocab, size_.width);
-    embed(embedding);
+    if (!b_.draft_block()) embed(embedding);
     if (t_.pairs) {
         rope_ = window_rope_ = b_.rope(*t_.pairs, t_.rope_base_factor);
         if (t_.window_rope_base) window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base);
     }
+    std::string output = "output.weight";
+    if (b_.draft_block()) {
+        draft_block(embedding);
+        const std::string own = prefix(h_.block_count) + "nextn.shared_head_head.weight";
+        if (b_.has(own)) output = own;
+    } else {
+        layers();
+    }
+    b_.add(Logits{.in = normed(),
+                  .weight = b_.has(output) ? b_.matrix(output, vocab, size_.width) : embedding,
+                  .bias = b_.optional_vector("output.bias", vocab),
+                  .scale = static_cast<float>(t_.logit_scale),
+                  .softcap = static_cast<float>(t_.logit_softcap)});
+}
+
+void Decoder::layers() {
     if (t_.after_embeddings) t_.after_embeddings(b_, x());
     for (int32_t i = 0; i < h_.block_count; ++i) {
         b_.begin_layer(i);
@@ -95,12 +113,30 @@ void Decoder::emit() {
     }
     b_.end_layers();
     norm(t_.output_norm, x(), normed());
-    b_.add(
-        Logits{.in = normed(),
-               .weight = b_.has("output.weight") ? b_.matrix("output.weight", vocab, size_.width) : embedding,
-               .bias = b_.optional_vector("output.bias", vocab),
-               .scale = static_cast<float>(t_.logit_scale),
-               .softcap = static_cast<float>(t_.logit_softcap)});
+}
+
+// The block's input is Weh [N e(t); N' h(t - 1)], with the embedding e of token t and the hidden state h of the
+// token before it.
+void Decoder::draft_block(WeightId table) {
+    const int32_t i = h_.block_count;
+    const std::string name = prefix(i) + "nextn.";
+    const int64_t width = h_.embedding_length;
+    const Slot token = b_.slot("token's embedding", width), before = b_.slot(kHiddenBefore, width),
+               both = b_.slot("embedding and hidden state", 2 * width);
+    b_.begin_layer(i);
+    if (b_.has(name + "embed_tokens.weight"))
+        table = b_.matrix(name + "embed_tokens.weight", {h_.vocab, "the vocabulary"}, size_.width);
+    b_.add(Embed{table, token, static_cast<float>(t_.embedding_scale)});
+    norm(name + "enorm", token, token);
+    norm(name + "hnorm", before, before);
+    b_.add(Copy{.in = token, .out = both, .from = {}, .to = {}, .width = width});
+    b_.add(Copy{.in = before, .out = both, .from = {}, .to = {.first = width}, .width = width});
+    const Size both_size{2 * width, "2 * embedding_length"};
+    b_.add(Linear{both, {part(name + "eh_proj", size_.width, both_size, false, x())}});
+    layer(i);
+    b_.end_layers();
+    const std::string own = name + "shared_head_norm";
+    norm(b_.has(own + ".weight") ? own : t_.output_norm, x(), normed());
 }
 
 void Decoder::embed(WeightId table) {

@@ -18,6 +18,8 @@ struct Family {
     bool recurrent = false;
     // Without attention.key_length, heads have rope.dimension_count dimensions, not embedding_length / heads.
     bool whole_heads_rotate = false;
+    // The draft block that a file may hold is an attention layer of the family (draft_block.h).
+    bool draft_block = false;
 };
 
 std::span<const Family> families();

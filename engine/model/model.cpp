@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/model/draft_block.h"
 #include "engine/model/factors.h"
 #include "engine/model/families.h"
 #include "engine/model/notes.h"
@@ -121,6 +122,25 @@ Model build(const gguf::File &file, int64_t context, std::vector<std::string> &n
     Model model{std::move(hyper), builder.take()};
     notes = check_unread_keys(metadata);
     return model;
+}
+
+std::optional<kernels::Program> draft_block(const gguf::File &file, int64_t context) {
+    const Metadata metadata(file);
+    const Family *family = find_family(metadata.architecture());
+    if (!family || !family->draft_block) return std::nullopt;
+    const HyperParameters hyper = read(file, metadata);
+    const std::string block = "blk." + std::to_string(hyper.block_count) + ".nextn.eh_proj.weight";
+    if (hyper.draft_layers != 1 || !file.find_tensor(block)) return std::nullopt;
+    refuse_rotated_weights(file);
+    Builder builder(file, metadata, hyper, context);
+    builder.use_draft_block();
+    family->emit(builder);
+    apply_factors(file, builder);
+    const kernels::Slot before = builder.slot(kHiddenBefore, hyper.embedding_length),
+                        hidden = builder.slot(kHidden, hyper.embedding_length);
+    kernels::Program program = builder.take();
+    program.parts = {{program.steps.size(), {before}, {hidden}}};
+    return program;
 }
 
 std::vector<std::string_view> supported_architectures() {

@@ -397,8 +397,9 @@ std::vector<bool> recurrent_layers(const Builder &b, int64_t interval) {
                                        b.hyper().architecture + ".block_count is " + std::to_string(count));
         return *flags;
     }
-    std::vector<bool> recurrent;
-    for (int32_t i = 0; i < count; ++i) recurrent.push_back((i + 1) % interval != 0);
+    std::vector<bool> recurrent;  // draft layers never are
+    for (int32_t i = 0; i < count; ++i)
+        recurrent.push_back(i < b.hyper().block_count && (i + 1) % interval != 0);
     return recurrent;
 }
 

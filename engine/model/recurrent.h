@@ -11,7 +11,8 @@ namespace runnel::model {
 // attention.head_count_kv per layer: 0 for a layer without attention.
 std::vector<int32_t> kv_heads_of_layers(const Builder &builder);
 
-// Which layers are recurrent: attention.recurrent_layers, or all except every full_attention_interval-th one.
+// Which layers are recurrent: attention.recurrent_layers, or all except every full_attention_interval-th one and
+// the draft layers.
 std::vector<bool> recurrent_layers(const Builder &builder, int64_t interval);
 
 // Gated delta net (Qwen3-Next, Qwen3.5): Q, K and V through a short convolution, unit keys and queries, the

@@ -177,7 +177,7 @@ constexpr Foreign kForeign[] = {
     {"--lora --lora-scaled", "*", Missing, kLora},
     {"--control-vector --control-vector-scaled --control-vector-layer-range", "*", Missing,
      "there are no control vectors"},
-    {"--mtp --dflash --eagle3 --spec-default", "", Missing, "use --lookup, -md MODEL or --self-draft N"},
+    {"--dflash --eagle3 --spec-default", "", Missing, "use --mtp, --lookup, -md MODEL or --self-draft N"},
     {"--spec-synth-len --spec-synth-rates", "*", Missing, "runnel bench measures drafts by acceptance"},
     {"--reasoning-format", "*", Nothing, "reasoning is separated from the answer; --show-thinking shows it"},
     {"-rea --reasoning --reasoning-effort", "*", Same, "--think $"},

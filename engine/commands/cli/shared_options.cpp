@@ -139,6 +139,11 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
         .takes("MODEL");
     table.flag("--lookup", o.lookup, "draft from the text so far: for edits, quotes, repetitions");
     table
+        .choice("--mtp", o.mtp,
+                {{"auto", decode::Mtp::Auto}, {"on", decode::Mtp::On}, {"off", decode::Mtp::Off}},
+                "draft with the file's own next-token-prediction block; auto: if it has one")
+        .or_alone("on");
+    table
         .number("--self-draft", o.self_layers, whole_numbers(0, 4096),
                 "draft with the first N layers of the model itself; 0: off")
         .rare();
@@ -166,12 +171,15 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
         .takes("RULE")
         .rare();
     table
-        .add("--spec-type", "KIND", "llama.cpp's names for drafts: ngram-simple is --lookup, draft is -md",
+        .add("--spec-type", "KIND",
+             "llama.cpp's names for drafts: ngram-simple is --lookup, draft is -md, draft-mtp --mtp",
              [&o](const std::string &text) {
                  if (text.starts_with("ngram-"))
                      o.lookup = true;
+                 else if (text == "draft-mtp")
+                     o.mtp = decode::Mtp::On;
                  else if (text != "none" && text != "draft" && text != "draft-simple")
-                     throw ValueError("none, draft or ngram-simple");
+                     throw ValueError("none, draft, draft-mtp or ngram-simple");
              })
         .rare();
     add_device_option(table, "--draft-device,-devd,--device-draft,--spec-draft-device", o.device,

@@ -45,6 +45,7 @@ decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const
     decode::EngineOptions engine = engine_options(options.model, io, stop);
     engine.sequences = sequences_of(options);
     leave_room(engine, options.draft);
+    if (options.beams > 1) engine.mtp = decode::Mtp::Off;
     return engine;
 }
 

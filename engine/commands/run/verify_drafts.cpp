@@ -13,7 +13,8 @@ void check_draft_flags(const RunOptions &options) {
     const bool drafts = drafting_options(options.draft, options.model).has_value();
     if (drafts && options.beams > 1) throw UsageError("--beams cannot be combined with drafts");
     if (!options.verify_drafts) return;
-    if (!drafts) throw UsageError("--spec-verify needs drafts: --draft-model, --lookup or --self-draft");
+    if (!drafts)
+        throw UsageError("--spec-verify needs drafts: --draft-model, --mtp, --lookup or --self-draft");
     if (options.samples > 1) throw UsageError("--spec-verify compares one answer, not --samples");
     if (options.draft.rule == decode::DraftRule::Rejection)
         throw UsageError("--spec-verify: under --draft-rule rejection the text may differ");

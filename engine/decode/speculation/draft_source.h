@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/cache/paged_cache.h"
 #include "engine/decode/sampler.h"
 
 namespace runnel::decode {
@@ -36,11 +37,16 @@ struct Draft {
 };
 
 class ModelDraft;
+class StopRequest;
 
 // One per sequence.
 class DraftSource {
   public:
     virtual ~DraftSource() = default;
+
+    // Before each draft: the target's cache of the sequence (null: not known), which stays as it is until the
+    // draft is made. Its tokens are those of the text, or fewer. A requested stop may end the draft.
+    virtual void follow(const cache::SequenceCache * /*cache*/, const StopRequest * /*stop*/) {}
 
     // Guesses what follows `text`: all tokens of the sequence, of which the target has not
     // computed the last one yet. At most `most` tokens, possibly none, and none below
@@ -61,7 +67,7 @@ class DraftSource {
     }
     virtual Draft finish() { return std::move(ready_); }
 
-    virtual std::string_view name() const = 0;  // "model", "lookup", "self"
+    virtual std::string_view name() const = 0;  // "model", "lookup", "self", "mtp"
 
   private:
     Draft ready_;

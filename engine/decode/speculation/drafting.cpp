@@ -16,6 +16,7 @@ Drafting::Drafting(const DraftingOptions &options, Engine &target, int32_t seque
                           "a draft model and the model's own first layers cannot both draft: choose one");
     if (options_.model) load_model(target, sequences);
     if (options_.self_layers > 0) cut_model(target, sequences);
+    if (options_.mtp != Mtp::Off && target.draft_block()) load_block(target, options_.mtp);
 }
 
 void Drafting::load_model(Engine &target, int32_t sequences) {
@@ -35,6 +36,16 @@ void Drafting::cut_model(Engine &target, int32_t sequences) {
                                            sequences, notes_);
 }
 
+void Drafting::load_block(Engine &target, Mtp mtp) {
+    try {
+        block_ = std::make_unique<DraftBlock>(target.another_backend(), *target.draft_block(),
+                                              target.executor(), target.hidden_states());
+    } catch (const kernels::BackendError &error) {
+        if (mtp == Mtp::On || error.kind == kernels::BackendError::Kind::Cancelled) throw;
+        notes_.push_back(std::string("the next-token-prediction block does not draft: ") + error.what());
+    }
+}
+
 std::unique_ptr<Speculator> Drafting::speculator() {
     const bool rejection = options_.how.rule == DraftRule::Rejection;
     std::vector<std::unique_ptr<DraftSource>> sources;
@@ -43,6 +54,7 @@ std::unique_ptr<Speculator> Drafting::speculator() {
         sources.push_back(
             translated(std::make_unique<ModelDraft>(draft_->executor(), "model", rejection), *vocabulary_));
     if (first_layers_) sources.push_back(std::make_unique<ModelDraft>(*first_layers_, "self", rejection));
+    if (block_) sources.push_back(std::make_unique<BlockDraft>(*block_, rejection));
     return std::make_unique<Speculator>(std::move(sources), options_.how, costs_);
 }
 

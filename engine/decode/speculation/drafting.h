@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/decode/engine.h"
+#include "engine/decode/speculation/block_draft.h"
 #include "engine/decode/speculation/draft_vocabulary.h"
 #include "engine/decode/speculation/speculator.h"
 
@@ -23,10 +24,11 @@ namespace runnel::decode {
 struct DraftingOptions {
     std::optional<EngineOptions> model = {};  // of a draft model; context and sequences follow the target's
     int32_t self_layers = 0;                  // this many first layers of the target draft; 0: none
+    Mtp mtp = Mtp::Off;                       // the target's draft block drafts, if its engine has one
     bool lookup = false;                      // draft from the text so far, before any model drafts
     SpeculationOptions how = {};
 
-    bool any() const { return model || self_layers > 0 || lookup; }
+    bool any() const { return model || self_layers > 0 || lookup || mtp != Mtp::Off; }
 };
 
 class Drafting {
@@ -35,6 +37,8 @@ class Drafting {
     // the draft model, model::ModelError, and DecodeError{BadInput} if `model` and `self_layers` are set.
     Drafting(const DraftingOptions &options, Engine &target, int32_t sequences);
 
+    // False: no source is left, since there is no draft block, or no memory for it.
+    bool any() const { return options_.lookup || draft_ || first_layers_ || block_; }
     // A speculator for one more sequence. This object must outlive it.
     std::unique_ptr<Speculator> speculator();
 
@@ -44,12 +48,14 @@ class Drafting {
   private:
     void load_model(Engine &target, int32_t sequences);
     void cut_model(Engine &target, int32_t sequences);
+    void load_block(Engine &target, Mtp mtp);
 
     DraftingOptions options_;
     std::shared_ptr<SharedCosts> costs_ = std::make_shared<SharedCosts>();
     std::unique_ptr<Engine> draft_;
     std::optional<DraftVocabulary> vocabulary_;  // of the draft model
     std::unique_ptr<Executor> first_layers_;
+    std::unique_ptr<DraftBlock> block_;
     std::vector<std::string> notes_;
 };
 

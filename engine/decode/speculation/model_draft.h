@@ -8,28 +8,22 @@
 
 #include "engine/decode/scheduled_sequence.h"
 #include "engine/decode/speculation/draft_source.h"
+#include "engine/decode/speculation/draft_writer.h"
 #include "engine/decode/stop_request.h"
 
 namespace runnel::decode {
 
-// Draws from the draft model's logits with the target's sampler, and thus with the noise of the target's own
-// draw: both draw the same token where their distributions agree (sampler.h). Both models must use the same
-// token ids (otherwise: translated_draft.h); an id that only one of them has is no worse than a bad
-// guess.
-//
-// Every token has a branch of one token, the second choice: what would be drawn if the first were
-// impossible.
+// Draws from the draft model's logits as DraftWriter does. Both models must use the same token ids (otherwise:
+// translated_draft.h); an id that only one of them has is no worse than a bad guess.
 //
 // The draft model's sequence keeps the longest prefix that it shares with the text; cached tokens are not
 // computed again. If the text exceeds the draft model's context, the model sees only the last tokens, half a
 // context of them. If the cache is full because of other sequences, there is no draft.
 class ModelDraft final : public DraftSource {
   public:
-    // `executor` must outlive this object. A draft ends before a token that is less probable than requested.
-    // With distributions (for the rejection rule) it ends if even the most probable token is below that: the
-    // length of a draft must not depend on which token was drawn.
+    // `executor` must outlive this object. with_distributions: for the rejection rule.
     ModelDraft(Executor &executor, std::string_view name, bool with_distributions = false)
-        : entry_(executor), name_(name), with_distributions_(with_distributions) {}
+        : writer_(with_distributions), entry_(executor), name_(name) {}
 
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override;
@@ -51,24 +45,16 @@ class ModelDraft final : public DraftSource {
   private:
     bool read(std::span<const TokenId> text);
     void append(std::span<const TokenId> tokens);
-    std::span<const float> whole(const LogitRow &row);
-    bool add_token();
 
     // The draft that is being made.
-    Draft draft_;
+    DraftWriter writer_;
     int32_t most_ = 0;
-    float least_probability_ = 0;
-    Sampler *sampler_ = nullptr;
     std::exception_ptr failure_;
 
     ScheduledSequence entry_;
     std::string_view name_;
-    bool with_distributions_;
     size_t skipped_ = 0;             // first tokens of the text that the sequence leaves out
-    std::vector<TokenId> history_;   // the text and the draft
     std::vector<TokenId> readable_;  // the text for the sequence, unknown ids replaced
-    std::vector<float> read_;        // buffer for a full row, when its largest logits are not enough
-    std::vector<float> padded_;      // the row, if it is shorter than the sampler's vocabulary
 };
 
 // Completes drafts that have begun; those with the same executor share passes. A requested stop or a full

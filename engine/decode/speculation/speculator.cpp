@@ -144,8 +144,8 @@ static void cut(Draft &draft, Constraint &constraint, std::span<const TokenId> t
 // Asks the draft sources of one sequence, one after the other.
 class Speculator::Asking {
   public:
-    explicit Asking(const Part &part)
-        : part_(part), most_(std::min(part.most, part.speculator->options_.length.most)) {}
+    Asking(const Part &part, const StopRequest *stop)
+        : part_(part), stop_(stop), most_(std::min(part.most, part.speculator->options_.length.most)) {}
 
     // Asks the next source that may have a draft. False when none is left. If `model_` is set, run it.
     bool begin() {
@@ -158,6 +158,7 @@ class Speculator::Asking {
             seconds_ = 0;
             source_ = &source;
             guard([&] {
+                source.drafts->follow(part_.cache, stop_);
                 model_ =
                     source.drafts->begin(part_.text, asked_, s.options_.least_probability, *part_.sampler);
             });
@@ -203,6 +204,7 @@ class Speculator::Asking {
     }
 
     Part part_;
+    const StopRequest *stop_;
     int32_t most_;
     size_t next_ = 0;  // source
     Source *source_ = nullptr;
@@ -216,7 +218,7 @@ void Speculator::propose_together(std::span<const Part> parts, const StopRequest
     for (const Part &part : parts) {
         part.speculator->forget();
         part.speculator->beside_ = part.beside;
-        open.emplace_back(part);
+        open.emplace_back(part, stop);
     }
     while (!open.empty()) {
         std::erase_if(open, [](Asking &asking) { return !asking.begin(); });
@@ -448,7 +450,7 @@ void append_with_drafts(std::span<const Continuation> continuations, int32_t seq
             std::min({share - 1, static_cast<int64_t>(entry.sequence().free_cells()), c.remaining - 1});
         parts.push_back({c.speculator, entry.tokens(),
                          static_cast<int32_t>(std::clamp<int64_t>(most, 0, kMostDrafts)), sequences - 1,
-                         c.sampler});
+                         c.sampler, &entry.sequence().cache()});
     }
     Speculator::propose_together(parts, stop);
     for (const Continuation &c : continuations)

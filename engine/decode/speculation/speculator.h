@@ -127,6 +127,7 @@ class Speculator {
         std::span<const TokenId> text;
         int32_t most, beside;
         Sampler *sampler;
+        const SequenceCache *cache = nullptr;  // of the sequence; null: sources that need it do not draft
     };
     static void propose_together(std::span<const Part> parts, const StopRequest *stop = nullptr);
     std::span<const TokenId> drafts() const { return draft_.tokens; }

@@ -1,0 +1,177 @@
+#include "engine/decode/hidden_states.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <utility>
+#include <variant>
+
+#include "gguf/half.h"
+#include "kernels/program.h"
+
+namespace runnel::decode {
+namespace {
+
+using kernels::BlockId, kernels::kBlockTokens;
+
+size_t block_of(std::span<const BlockId> table, int32_t cell) {
+    return static_cast<size_t>(table[static_cast<size_t>(cell / kBlockTokens)]);
+}
+
+uint32_t bit_of(int32_t cell) {
+    return uint32_t{1} << (cell % kBlockTokens);
+}
+
+}  // namespace
+
+void HiddenStates::resize(size_t blocks, int64_t width) {
+    blocks_.assign(blocks, {});
+    width_ = width;
+}
+
+void HiddenStates::put(std::span<const BlockId> table, int32_t cell, std::span<const float> state) {
+    Block &block = blocks_[block_of(table, cell)];
+    const auto width = static_cast<size_t>(width_);
+    if (block.states.empty()) block.states.resize(kBlockTokens * width);
+    const auto to = block.states.begin() + (cell % kBlockTokens) * width_;
+    std::transform(state.begin(), state.begin() + width_, to, gguf::f32_to_f16);
+    block.known |= bit_of(cell);
+    block.marked &= ~bit_of(cell);
+}
+
+void HiddenStates::get(std::span<const BlockId> table, int32_t cell, std::span<float> state) const {
+    const Block *block = cell < 0 ? nullptr : &blocks_[block_of(table, cell)];
+    if (!block || (block->known & bit_of(cell)) == 0) {
+        std::ranges::fill(state, 0.0f);
+        return;
+    }
+    const auto from = block->states.begin() + (cell % kBlockTokens) * width_;
+    std::transform(from, from + width_, state.begin(), gguf::f16_to_f32);
+}
+
+void HiddenStates::copy(BlockId from, BlockId to) {
+    Block &block = blocks_[static_cast<size_t>(to)];
+    block = blocks_[static_cast<size_t>(from)];
+    block.marked = 0;
+}
+
+void HiddenStates::forget(BlockId block) {
+    blocks_[static_cast<size_t>(block)] = {};
+}
+
+bool HiddenStates::is_marked(std::span<const BlockId> table, int32_t cell) const {
+    return (blocks_[block_of(table, cell)].marked & bit_of(cell)) != 0;
+}
+
+void HiddenStates::mark(std::span<const BlockId> table, int32_t cell) {
+    blocks_[block_of(table, cell)].marked |= bit_of(cell);
+}
+
+int32_t HiddenStates::next_unmarked(std::span<const BlockId> table, int32_t cell, int32_t length) const {
+    while (cell < length) {
+        const int32_t marked =
+            std::countr_one(blocks_[block_of(table, cell)].marked >> (cell % kBlockTokens));
+        cell += marked;
+        if (marked == 0 || cell % kBlockTokens != 0) break;
+    }
+    return std::min(cell, length);
+}
+
+size_t draft_block_bytes(const kernels::Program &block, const CacheShape &shape) {
+    const kernels::Slot state = block.parts.front().in.front();
+    const auto width = static_cast<size_t>(block.slots[static_cast<size_t>(state)].width);
+    const auto blocks = static_cast<size_t>(group_layouts(block, shape).front().blocks);
+    return cache_bytes(block, shape) + blocks * kBlockTokens * width * sizeof(uint16_t);
+}
+
+namespace {
+
+class StateKeepingBackend final : public kernels::Backend {
+  public:
+    StateKeepingBackend(std::unique_ptr<kernels::Backend> backend, std::shared_ptr<HiddenStates> states)
+        : backend_(std::move(backend)), states_(std::move(states)) {}
+
+    void load(const kernels::Program &program, const kernels::CacheConfig &cache,
+              int32_t max_tokens) override {
+        kernels::Program parts = program;
+        const auto &logits = std::get<kernels::Logits>(parts.steps.back());
+        assert(parts.parts.empty() && cache.blocks.size() == 1);
+        hidden_ = logits.in;
+        // Some devices compute the last steps for tokens with logits only, but not those of an earlier part.
+        parts.parts = {{parts.steps.size() - 1, {}, {hidden_}}, {parts.steps.size(), {}, {}}};
+        states_->resize(static_cast<size_t>(cache.blocks[0]),
+                        parts.slots[static_cast<size_t>(hidden_)].width);
+        backend_->load(parts, cache, max_tokens);
+    }
+
+    bool execute(const kernels::Batch &batch, std::span<float> logits) override {
+        return compute(batch) && (batch.logit_rows.empty() || backend_->execute(output(batch), logits));
+    }
+    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> candidates,
+                 std::span<float> sums) override {
+        return compute(batch) &&
+               (batch.logit_rows.empty() || backend_->execute(output(batch), count, candidates, sums));
+    }
+
+    void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
+        backend_->copy_blocks(group, copies);
+        for (const kernels::BlockCopy &copy : copies) states_->copy(copy.from, copy.to);
+    }
+    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
+        states_->forget(block);
+        backend_->write_block(group, block, bytes);
+    }
+    std::span<std::byte> block_memory(int32_t, BlockId) override { return {}; }  // see write_block()
+
+    kernels::DeviceInfo info() const override { return backend_->info(); }
+    void on_load(kernels::LoadProgress progress) override { backend_->on_load(std::move(progress)); }
+    int32_t most_candidates() const override { return backend_->most_candidates(); }
+    void read_logits(int32_t row, std::span<float> logits) override { backend_->read_logits(row, logits); }
+    kernels::SlotRows exchange(kernels::Slot slot) override { return backend_->exchange(slot); }
+    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
+        backend_->read_block(group, block, bytes);
+    }
+    void read_state(kernels::StateId slot, std::span<std::byte> bytes) override {
+        backend_->read_state(slot, bytes);
+    }
+    void write_state(kernels::StateId slot, std::span<const std::byte> bytes) override {
+        backend_->write_state(slot, bytes);
+    }
+    int64_t launches() const override { return backend_->launches(); }
+
+  private:
+    static kernels::Batch output(kernels::Batch batch) {
+        batch.part = 1;
+        return batch;
+    }
+
+    // Computes all steps before the logits, and keeps the states.
+    bool compute(const kernels::Batch &batch) {
+        kernels::Batch first = batch;
+        first.logit_rows = {}, first.masks = {};
+        if (!backend_->execute(first, {})) return false;
+        const kernels::SlotRows rows = backend_->exchange(hidden_);
+        for (const kernels::SequenceSpan &span : batch.sequences) {
+            const auto put = [&](int32_t cell, int32_t token) {
+                const float *row = rows.data + token * rows.stride;
+                states_->put(span.tables[0], cell, {row, static_cast<size_t>(states_->width())});
+            };
+            for (int32_t i = 0; i < span.shared; ++i) put(span.past - span.shared + i, span.shared_from + i);
+            for (int32_t i = 0; i < span.count; ++i) put(span.past + i, span.first + i);
+        }
+        return true;
+    }
+
+    std::unique_ptr<kernels::Backend> backend_;
+    std::shared_ptr<HiddenStates> states_;
+    kernels::Slot hidden_ = kernels::kNoSlot;
+};
+
+}  // namespace
+
+std::unique_ptr<kernels::Backend> keep_hidden_states(std::unique_ptr<kernels::Backend> backend,
+                                                     std::shared_ptr<HiddenStates> states) {
+    return std::make_unique<StateKeepingBackend>(std::move(backend), std::move(states));
+}
+
+}  // namespace runnel::decode

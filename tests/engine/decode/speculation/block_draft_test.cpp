@@ -1,0 +1,225 @@
+// Drafts of a file's own draft block, on real backends.
+#include "engine/decode/speculation/block_draft.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/decode/hidden_states.h"
+#include "engine/decode/single_sequence.h"
+#include "engine/decode/speculation/speculator.h"
+#include "engine/model/draft_block.h"
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/reference/reference_backend.h"
+#include "tests/support/answers.h"
+#include "tests/support/draft_model.h"
+
+using namespace runnel;
+using namespace runnel::completion;
+using namespace runnel::decode;
+using namespace runnel::testing;
+
+namespace {
+
+constexpr int32_t kContext = 160;
+SamplingOptions sampling_of(float temperature, uint64_t seed = 5) {
+    SamplingOptions how;
+    how.temperature = temperature;
+    how.top_k = 0, how.top_p = 1, how.min_p = 0;
+    how.seed = seed;
+    return how;
+}
+
+// A model and its draft block on a device.
+struct Rig {
+    Rig(const gguf::File &file, int threads = 1, int32_t batch = 48)
+        : block_program(model::draft_block(file).value()),
+          executor(keep_hidden_states(kernels::cpu::make_cpu_backend(threads), states),
+                   model::build(file).program, {.context = kContext, .batch = batch, .sequences = 6}),
+          block(kernels::cpu::make_cpu_backend(threads), block_program, executor, states),
+          sampler(sampling_of(0), static_cast<int32_t>(kDraftVocab)) {}
+
+    // The sequence has all tokens of the text but the last.
+    Draft draft(const SingleSequence &sequence, TokenId last, int32_t most) {
+        BlockDraft source(block, false);
+        source.follow(&sequence.sequence().cache(), nullptr);
+        std::vector<TokenId> text = sequence.tokens();
+        text.push_back(last);
+        return source.draft(text, most, 0, sampler);
+    }
+    MakeSpeculator speculators(int32_t branches) {
+        return [this, branches] {
+            std::vector<std::unique_ptr<DraftSource>> sources;
+            sources.push_back(std::make_unique<BlockDraft>(block, false));
+            return std::make_unique<Speculator>(
+                std::move(sources), SpeculationOptions{.length = {.most = 5, .branches = branches}});
+        };
+    }
+
+    std::shared_ptr<HiddenStates> states = std::make_shared<HiddenStates>();
+    kernels::Program block_program;
+    Executor executor;
+    DraftBlock block;
+    Sampler sampler;
+};
+
+std::vector<TokenId> text_of(size_t length, uint32_t seed) {
+    std::mt19937 rng(seed);
+    std::vector<TokenId> text(length);
+    for (TokenId &id : text) id = static_cast<TokenId>(rng() % kDraftVocab);
+    return text;
+}
+
+struct Texts {
+    std::vector<std::vector<TokenId>> tokens;
+    SpeculationCounts counts;
+};
+
+// Answers to several prompts, in one batch.
+Texts answers(Executor &executor, const MakeSpeculator &drafts, size_t prompts, float temperature) {
+    const Vocabulary vocabulary{[](TokenId id) { return std::to_string(id) + " "; },
+                                [](TokenId) { return false; }};
+    CompletionQueue queue(executor, vocabulary, {.parallel = 3, .drafts = drafts});
+    for (size_t i = 0; i < prompts; ++i)
+        queue.submit({.input = Tokens{text_of(3 + 17 * i, static_cast<uint32_t>(i))},
+                      .sampling = sampling_of(temperature, i),
+                      .limits = {.max_tokens = 40}});
+    Texts texts;
+    for (const auto &[id, answer] : answer_all(queue)) texts.tokens.push_back(answer.done.tokens);
+    texts.counts = queue.speculation();
+    return texts;
+}
+
+}  // namespace
+
+TEST_CASE("block draft: the block gets the model's hidden state of the token before") {
+    for (const char *arch : kDraftArchs) {
+        CAPTURE(arch);
+        // A block that repeats its hidden state predicts what the model predicts at the token before.
+        DraftModel model(arch);
+        model.silence("blk.2.");
+        model.project(0, 1);
+        model.fill("output_norm.weight", 1);
+        model.fill("blk.2.nextn.hnorm.weight", 1);
+        model.fill("blk.2.nextn.shared_head_norm.weight", 1);
+        const gguf::File file = model.write();
+        Rig rig(file);
+        const std::vector<TokenId> text = text_of(40, 1);
+        const std::vector<float> logits = kernels::reference::logits_of(model::build(file).program, text);
+        for (const size_t length : {size_t{1}, size_t{2}, size_t{31}, size_t{32}, size_t{33}, text.size()}) {
+            CAPTURE(length);
+            SingleSequence sequence(rig.executor);
+            REQUIRE(sequence.feed(std::span(text).first(length)));
+            const Draft draft = rig.draft(sequence, 7, 3);
+            const auto row = std::span(logits).subspan((length - 1) * kDraftVocab, kDraftVocab);
+            REQUIRE(draft.tokens.size() == 3);
+            CHECK(draft.tokens[0] == std::ranges::max_element(row) - row.begin());
+        }
+    }
+}
+
+TEST_CASE("block draft: drafts are the same after any chunks, roll-backs, forks and shared prefixes") {
+    for (const char *arch : kDraftArchs)
+        for (uint32_t seed = 0; seed < 4; ++seed) {
+            CAPTURE(arch);
+            CAPTURE(seed);
+            const DraftModel model(arch);
+            const gguf::File file = model.write();
+            const std::vector<TokenId> text = text_of(100, seed);
+            Rig whole(file, 2, 128);
+            const auto expected = [&](size_t length) {
+                SingleSequence sequence(whole.executor);
+                REQUIRE(sequence.feed(std::span(text).first(length)));
+                return whole.draft(sequence, text[length], 6);
+            };
+            const auto check = [&](Rig &rig, const SingleSequence &sequence) {
+                const size_t length = sequence.tokens().size();
+                CAPTURE(length);
+                const Draft a = rig.draft(sequence, text[length], 6), b = expected(length);
+                CHECK(a.tokens == b.tokens);
+                CHECK(a.probabilities == b.probabilities);
+                CHECK(a.tokens.size() == 6);
+            };
+            std::mt19937 rng(seed);
+            Rig rig(file, 1, 16 + static_cast<int32_t>(seed) * 5);
+            SingleSequence parts(rig.executor);
+            while (parts.tokens().size() < 90) {
+                const size_t at = parts.tokens().size(), count = 1 + rng() % std::min<size_t>(90 - at, 11);
+                REQUIRE(parts.feed(std::vector<TokenId>(1 + rng() % 4, 99)));  // rejected drafts
+                if (rng() % 2) rig.draft(parts, 98, 4);
+                parts.truncate(at);
+                REQUIRE(parts.feed(std::span(text).subspan(at, count)));
+                if (rng() % 2) check(rig, parts);
+            }
+            check(rig, parts);
+            SingleSequence fork(parts.sequence().fork());
+            fork.truncate(50);
+            REQUIRE(fork.feed(text_of(7, 77)));
+            rig.draft(fork, 3, 5);
+            check(rig, parts);
+            fork.truncate(50);
+            REQUIRE(fork.compute());
+            REQUIRE(fork.feed(std::span(text).subspan(50, 10)));
+            check(rig, fork);
+            SingleSequence shared(rig.executor);
+            const size_t known = shared.reuse(text);
+            REQUIRE(shared.feed(std::span(text).subspan(known, 95 - known)));
+            check(rig, shared);
+        }
+}
+
+TEST_CASE("block draft: the text is the same as without drafts, alone and in a batch") {
+    for (const char *arch : kDraftArchs) {
+        const DraftModel model(arch);
+        const gguf::File file = model.write();
+        const size_t prompts = 5;
+        for (const float temperature : {0.0f, 0.9f}) {
+            CAPTURE(arch);
+            CAPTURE(temperature);
+            Executor plain(kernels::cpu::make_cpu_backend(1), model::build(file).program,
+                           {.context = kContext, .batch = 48, .sequences = 6});
+            const Texts without = answers(plain, {}, prompts, temperature);
+            Rig rig(file);
+            const Texts with = answers(rig.executor, rig.speculators(4), prompts, temperature);
+            CHECK(with.tokens == without.tokens);
+            CHECK(with.counts.failure == "");
+            CHECK(with.counts.drafted > 0);
+        }
+    }
+}
+
+TEST_CASE("block draft: a block that knows the model's rule is always right") {
+    for (const char *arch : kDraftArchs) {
+        CAPTURE(arch);
+        DraftModel model(arch);
+        model.obey_rule();
+        const gguf::File file = model.write();
+        Rig rig(file);
+        const Texts texts = answers(rig.executor, rig.speculators(1), 3, 0);
+        CHECK(texts.counts.drafted >= 90);
+        CHECK(texts.counts.accepted == texts.counts.drafted);
+    }
+}
+
+TEST_CASE("block draft: no draft for a sequence that is not cached, or at the end of the context") {
+    const DraftModel model("qwen35");
+    const gguf::File file = model.write();
+    Rig rig(file);
+    SingleSequence sequence(rig.executor);
+    REQUIRE(sequence.feed(text_of(kContext - 3, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.size() == 2);
+    REQUIRE(sequence.feed(text_of(2, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+    sequence.truncate(10);
+    sequence.entry().evict();
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+    BlockDraft alone(rig.block, false);
+    CHECK(alone.draft(text_of(4, 1), 8, 0, rig.sampler).tokens.empty());
+}
