@@ -89,7 +89,7 @@ struct DraftFlags {
 
 struct RunOptions {
     ModelOptions model;
-    DraftFlags draft{.mtp = decode::Mtp::Auto};
+    DraftFlags draft;
     bool verify_drafts = false;
     GenerationFlags generation;
     StatsFlags stats;
@@ -112,7 +112,7 @@ struct RunOptions {
 
 struct BatchOptions {
     ModelOptions model;
-    DraftFlags draft{.mtp = decode::Mtp::Auto};
+    DraftFlags draft;
     GenerationFlags generation;  // defaults of rows
     StatsFlags stats;
     std::optional<std::string> input, output;  // stdin and stdout
@@ -132,7 +132,7 @@ struct BatchOptions {
 
 struct ChatOptions {
     ModelOptions model;
-    DraftFlags draft{.mtp = decode::Mtp::Auto};
+    DraftFlags draft;
     GenerationFlags generation;
     StatsFlags stats;
     std::optional<std::string> system, system_file;

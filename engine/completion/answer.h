@@ -24,7 +24,7 @@ struct Vocabulary {
 Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // the tokenizer must outlive it
 
 struct Limits {
-    int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
+    int64_t max_tokens = -1;            // < 0: no limit but the context
     std::vector<std::string> stops{};   // strings that end the text; they are not part of it
     std::vector<TokenId> end_tokens{};  // tokens that end it, besides the vocabulary's own
     std::vector<std::string> bans{};    // texts that the model must not write (decode/bans.h)
@@ -58,7 +58,7 @@ class Answer {
     FinishReason reason() const { return reason_; }
     // The tokens of the answer, without the token that ended it.
     const std::vector<TokenId> &tokens() const { return tokens_; }
-    // Those of them whose text is part of the answer: not those of a stop string.
+    // The tokens whose text is part of the answer: without those of a stop string.
     std::vector<TokenId> written() const;
 
   private:
@@ -69,7 +69,7 @@ class Answer {
     StopMatcher matcher_;
     text::Utf8Stream characters_;
     std::vector<TokenId> tokens_;
-    size_t bytes_ = 0;  // of the text, before it was divided into characters
+    size_t bytes_ = 0;  // length of the text before invalid bytes became U+FFFD
     FinishReason reason_ = FinishReason::Stop;
     bool over_ = false;
 };

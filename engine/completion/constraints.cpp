@@ -60,7 +60,7 @@ decode::Constraint Constraints::make(const grammar::Source &source, const Reason
         std::move(free));
 }
 
-// Control tokens count only as tokens.
+// The control tokens of a mark must be generated as these tokens; text that spells them does not match.
 grammar::Expr Constraints::mark(std::string_view text) const {
     std::vector<grammar::Expr> parts;
     std::string plain;

@@ -29,10 +29,10 @@ class Constraints {
     decode::Constraint make(const grammar::Source &source, const text::ReasoningStyle &reasoning,
                             bool begins_inside);
 
-    // The constraint for the tool calls of one answer. Required: after the reasoning, the answer is one
-    // or more calls and nothing else. Auto: the answer is free text up to the first mark of a call;
-    // calls end it. `style`: of the JSON in arguments. nullopt for Auto with a format whose calls have no mark. Throws
-    // grammar::GrammarError.
+    // The constraint for the tool calls of one answer. Required: after the reasoning, the answer is one or more
+    // calls and nothing else. Auto: the answer is free text up to the first mark of a call; the calls end the
+    // answer. `style`: how the JSON of arguments is written. nullopt for Auto with a format whose calls have no
+    // mark. Throws grammar::GrammarError.
     std::optional<decode::Constraint> make_calls(const text::ToolFormat &format, const text::ToolUse &tools,
                                                  const text::ReasoningStyle &reasoning, bool begins_inside,
                                                  const grammar::SchemaOptions &style = {});
@@ -43,7 +43,7 @@ class Constraints {
   private:
     struct Known {
         grammar::Source source;
-        std::string tools;  // the tools, if the constraint has no source
+        std::string tools;  // identifies the tools if the constraint has no source
         bool behind_reasoning;
         std::shared_ptr<grammar::Masks> masks;
     };

@@ -67,14 +67,15 @@ struct Done {
     int32_t sample = 0;
     FinishReason reason = FinishReason::Stop;
     bool context_full = false;  // the reason is Length because the context is full
-    std::string error = {};     // not empty: why the answer failed or broke off
+    std::string error = {};     // why the answer failed or broke off; empty: it did not
     decode::DecodeError::Kind kind = decode::DecodeError::Kind::BadInput;  // of that error
     std::vector<TokenId> tokens = {};  // of the answer, without the end token
     // Sum over all tokens, the end token included, in the model's distribution before sampling.
     double log_probability = 0;
-    // Request::logprobs: of each of `tokens`. Request::prompt_logprobs: of the prompt's second token and after.
+    // With Request::logprobs, one entry for each of `tokens`. With Request::prompt_logprobs, one for each token of
+    // the prompt from the second on.
     std::vector<decode::TokenLogProbabilities> logprobs = {}, prompt_logprobs = {};
-    double score = 0;  // of a beam: the mean log probability of its tokens
+    double score = 0;  // for a beam, the mean log-probability of its tokens
     Usage usage = {};
     Timings timings = {};
     std::optional<decode::SpeculationCounts> speculation = {};  // nullopt without drafts

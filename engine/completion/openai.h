@@ -52,12 +52,12 @@ struct Body {
     std::optional<std::vector<std::string>> dry_breakers;
     // "response_format" (json_object, json_schema), vLLM's "structured_outputs" and "guided_..".
     std::optional<grammar::Source> constraint;
-    // Alternatives of each token: "logprobs": true with "top_logprobs" (chat), or "logprobs": N (completions);
-    // vLLM's "prompt_logprobs". -1: log-probabilities are not wanted.
+    // The number of alternatives to report for each token: "logprobs": true with "top_logprobs" (chat), or
+    // "logprobs": N (completions); vLLM's "prompt_logprobs". -1: the body turns log-probabilities off.
     std::optional<int32_t> logprobs, prompt_logprobs;
     std::optional<int64_t> thinking_budget;
     std::optional<Json> tools;               // a list of definitions
-    bool no_tools = false;                   // an empty list of definitions, which hides those of the run
+    bool no_tools = false;                   // "tools" is an empty list: those of --tools do not apply
     std::optional<std::string> tool_choice;  // as ToolUse::choose() takes it
     std::optional<std::string> tool_name;    // in place of tool_choice: as ToolUse::choose_tool() takes it
     std::optional<bool> parallel_calls;

@@ -26,7 +26,9 @@ Prompt Preparer::prompt_of(const Request &request) const {
     const auto context = static_cast<size_t>(executor_->context());
     if (format_) return format_->make(request, context);
     const auto *tokens = std::get_if<Tokens>(&request.input);
-    if (!tokens) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer: give token ids");
+    if (!tokens)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "this queue has no tokenizer: the input must be token ids");
     return fitted({.tokens = tokens->ids}, request.overflow, tokens->fixed, context);
 }
 
@@ -35,7 +37,7 @@ std::shared_ptr<const text::ToolUse> Preparer::tools_of(const Request &request) 
     if (!messages || !messages->tools || !format_) return nullptr;
     const text::ToolUse &tools = *messages->tools;
     const bool can_call = !tools.tools.empty() && tools.choice != Choice::None;
-    if (request.constraint && tools.choice == Choice::Auto) return nullptr;  // leaves no place for calls
+    if (request.constraint && tools.choice == Choice::Auto) return nullptr;  // constrained text has no calls
     if (can_call && format_->tool_format()) return messages->tools;
     if (tools.choice == Choice::Required)
         throw DecodeError(
@@ -53,7 +55,7 @@ Prepared Preparer::prepare(const Request &request) const {
                   .vocabulary = &vocabulary_,
                   .tools = tools,
                   .channels = TextChannels()};
-    made.limits.bans.clear();  // constraint() has them
+    made.limits.bans.clear();  // constraint() enforces them
     made.sampler.set_stream(request.stream);
     made.limits.ignore_end = request.limits.ignore_end && !request.constraint && !tools;
     if (made.prompt.is_turn) {

@@ -19,8 +19,8 @@ struct Prepared {
     Prompt prompt;
     decode::Sampler sampler;  // without a constraint
     Limits limits;
-    const Vocabulary *vocabulary;                // of the preparer
-    std::shared_ptr<const text::ToolUse> tools;  // their calls are looked for in the text; null: none
+    const Vocabulary *vocabulary;                // owned by the preparer
+    std::shared_ptr<const text::ToolUse> tools;  // the text is searched for calls of these; null: none
     TextChannels channels;
 };
 

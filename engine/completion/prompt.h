@@ -48,8 +48,8 @@ class PromptFormat {
     // Strings that end an answer if turns are plain text; otherwise the vocabulary's end tokens do.
     const std::vector<std::string> &stops() const { return chat_.stops(); }
 
-    // Throws DecodeError{BadInput} for an input without tokens, for a suffix without infill tokens and for a conversation that the template
-    // refuses. Under OverflowPolicy::Error the prompt may exceed `context`.
+    // Under OverflowPolicy::Error the prompt may exceed `context`. Throws DecodeError{BadInput} for an input without
+    // tokens, for a suffix if the model has no infill tokens, and for a conversation that the template refuses.
     Prompt make(const Request &request, size_t context) const;
     // The whole conversation as token ids.
     std::vector<TokenId> encode(std::span<const text::Message> turns) const {

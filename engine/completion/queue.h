@@ -65,7 +65,7 @@ class CompletionQueue {
     const decode::Sequence *sequence(RequestId id) const;
     // The sequence of a handle from Done::kept; null after release().
     const decode::Sequence *kept(SequenceHandle handle) const;
-    // Keeps a sequence of the executor's, for Request::continue_from.
+    // Takes over a sequence of the same executor, for Request::continue_from.
     SequenceHandle keep(decode::SequenceCache cache);
     // Frees a kept sequence and its blocks; the handle is then invalid.
     void release(SequenceHandle handle);

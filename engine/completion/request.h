@@ -47,11 +47,11 @@ enum class OverflowPolicy { Error, Shift, DropMiddle };
 struct Request {
     std::variant<RawText, Messages, Tokens> input = {};
     decode::SamplingOptions sampling = {};
-    uint32_t stream = 0;  // of the sampler's noise: another stream gives another answer with the same seed
+    uint32_t stream = 0;  // of the sampler's noise: each stream gives another answer with the same seed
     Limits limits = {};
     // The grammar of the answer after its reasoning. limits.ignore_end has no effect then.
     std::optional<grammar::Source> constraint = {};
-    // How JSON is written in the arguments of forced tool calls, and under a constraint that a batch row brings.
+    // How JSON is written in the arguments of forced tool calls, and under the constraint of a batch row.
     grammar::SchemaOptions json_style = {};
     bool close = false;            // at a limit, append the shortest valid ending
     int64_t thinking_budget = -1;  // most tokens of reasoning; < 0: no limit
@@ -61,8 +61,8 @@ struct Request {
     // Above 1: beams of a search for the most probable answers (beams.h), with samples == 1. Of the sampling
     // options, only the biases count.
     int32_t beams = 1;
-    bool logprobs = false;         // compute Done::log_probability and Done::logprobs,
-    int32_t top_logprobs = 0;      // with the most probable tokens at each position
+    bool logprobs = false;     // compute Done::log_probability and Done::logprobs
+    int32_t top_logprobs = 0;  // number of most probable tokens that Done::logprobs lists at each position
     int32_t prompt_logprobs = -1;  // >= 0: compute Done::prompt_logprobs, with this many alternatives each
     bool drafts = true;            // allow drafts
     bool log_drafts = false;       // report every pass after the first token: Done::draft_passes

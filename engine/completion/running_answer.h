@@ -50,10 +50,10 @@ struct RunningAnswer {
     RunningAnswer sample(int32_t number) const;
     // Call while the prompt is computed. Appends a Prefill if the last pass computed a part of it.
     void report_prefill(const BusyTime &busy, std::vector<Event> &events);
-    // True when more of a scored prompt has to be computed first. May fail the answer.
+    // True when more of a scored prompt has to be computed first. An error ends the answer.
     bool score_prompt();
-    // Takes the next tokens from the rows of `computed`, which has the same tokens. Returns how many it took. May fail
-    // the answer.
+    // Takes the next tokens from the rows of `computed`, which has the same tokens. Returns how many it took. An
+    // error ends the answer.
     int64_t take(const decode::ScheduledSequence &computed, const BusyTime &busy, std::vector<Event> &events);
     // True if the answer continues; shifts a full context if the request allows it. Ends the answer
     // otherwise.
@@ -80,8 +80,8 @@ struct RunningAnswer {
     decode::SpeculationCounts counted = {};               // by the speculator, for earlier answers
     Done done = {};
     size_t unused = 0;                        // tokens of the sequence after the last one taken
-    int64_t dropped = 0;                      // tokens that the continued sequence dropped before
-    bool computing = false, started = false;  // it was part of a pass; it has its first token
+    int64_t dropped = 0;                      // tokens that the continued sequence had dropped already
+    bool computing = false, started = false;  // was part of a pass; has its first token
     Clock::time_point submitted = {}, began = {}, last_token = {};
     double busy_at_start = 0;  // the queue's BusyTime at the first token
 

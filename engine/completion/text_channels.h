@@ -29,7 +29,7 @@ class TextChannels {
     bool may_be_text() const { return tools_ && tools_->choice == text::ToolUse::Choice::Auto; }
 
     // Appends the pieces that are certain now; the token is in exactly one of them, with or without text. At the
-    // end of the text (`over`), the calls go to `of`.
+    // end of the text (`over`), stores the tool calls in `of`.
     void push(Done &of, TokenId token, const std::string &text, bool over, std::vector<Event> &events);
 
   private:

@@ -17,7 +17,7 @@ std::string text_of(std::span<const Segment> segments) {
     return text;
 }
 
-// The segments of the bytes [begin, end) of their text.
+// The segments that make up the bytes [begin, end) of the joined text.
 std::vector<Segment> part(std::span<const Segment> segments, size_t begin, size_t end) {
     std::vector<Segment> result;
     size_t at = 0;
@@ -34,12 +34,12 @@ bool is_special(std::span<const Segment> segments, size_t begin, size_t end) {
     return std::all_of(parts.begin(), parts.end(), [](const Segment &segment) { return segment.special; });
 }
 
-// What fits of an answer at a place of the text.
+// How much of an answer matches the text at one position.
 struct Fit {
-    size_t tokens = 0, end = 0;  // how many tokens, and where their text ends
+    size_t tokens = 0, end = 0;  // the number of tokens that match, and where their text ends
 };
 
-// The text as Answer makes it of the tokens' bytes: U+FFFD for what is not valid.
+// The text of the tokens as Answer reports it: with U+FFFD for invalid bytes.
 std::string rest_of(const text::Tokenizer &tokenizer, std::span<const TokenId> tokens) {
     text::Utf8Stream characters;
     std::string text;

@@ -1,9 +1,9 @@
 // Earlier answers of a conversation as the tokens that the model wrote. Encoding their text again may give other
 // tokens; with these, the next prompt begins with exactly the tokens that the cache holds.
 //
-// The tokens are used only where the text of the prompt has them: after the same text as when they were
-// written, and only if they spell what follows. Otherwise (the template leaves out the reasoning, the tokens are
-// those of another vocabulary or of a damaged file), the text is encoded as usual.
+// The tokens are used only if the prompt's text in front of them is the same as when they were written, and if they
+// spell the text that follows. Otherwise (the template leaves out the reasoning, the tokens come from another
+// vocabulary or a damaged file), the text is encoded as usual.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ namespace runnel::completion {
 
 using text::TokenId;
 
-// The text of a prompt that is a conversation.
+// Identifies the text of a conversation's prompt by its length and checksum.
 struct PromptMark {
     uint64_t bytes = 0;  // 0: none
     base::Checksum::Value sum{};
 };
 
 struct WrittenAnswer {
-    PromptMark after{};  // the prompt that it answered
+    PromptMark after{};  // the prompt of this answer
     std::vector<TokenId> tokens{};
 };
 

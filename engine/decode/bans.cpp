@@ -64,7 +64,7 @@ Bans::State Bans::advance(State state, std::string_view bytes) const {
 }
 
 const grammar::Bits &Bans::forbidden(State state) {
-    constexpr size_t kMostKept = 64;  // each 32 KB for 262,144 tokens
+    constexpr size_t kMostKept = 64;  // bit sets; one takes 32 KB for 262,144 tokens
     if (forbidden_.size() > kMostKept) forbidden_.clear();
     const auto [found, added] = forbidden_.try_emplace(state);
     if (added) {

@@ -178,7 +178,7 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
 ContextPlan plan_context(const kernels::Program &program, const kernels::Device &device, size_t free,
                          const ContextRequest &request) {
     const bool given = request.cache_size > 0;
-    std::vector<CacheBudget> budgets;  // empty: a cache size that the user gave is not checked against memory
+    std::vector<CacheBudget> budgets;  // empty: --cache-size is not checked against the free memory
     if (!given) budgets.push_back(budget_of(device, program, free, request));
     if (!given && request.beside)
         budgets[0].cost = [&request, alone = budgets[0].cost](const kernels::CacheConfig &cache,
@@ -191,11 +191,12 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::Device 
                               base::mebibytes(cache_bytes(program, shape_of(least, request))) +
                               " of cache, but ";
     if (given)
-        fail("a context of " + needs + base::mebibytes(static_cast<size_t>(request.cache_size)) +
-             " are given: choose a smaller one with -c, or more with --cache-size");
+        fail("a context of " + needs + "--cache-size is " +
+             base::mebibytes(static_cast<size_t>(request.cache_size)) +
+             ": choose a shorter context with -c, or a larger --cache-size");
     fail("a context of " + needs + "only " + base::mebibytes(free) + " of memory is free" +
          (request.asked > 0
-              ? ": choose a smaller one with -c"
+              ? ": choose a shorter context with -c"
               : " in addition to " + base::mebibytes(device.need(program, {}, request.batch).weights) +
                     " of weights"));
 }

@@ -24,7 +24,7 @@ struct CacheShape {
     int32_t batch = 512;    // most tokens of a step
     int32_t slack = 256;    // cells kept beyond a window, for roll-backs
     CacheTypes types = {};
-    int32_t kept = 0;  // further sequences that do not grow, whose windows stay
+    int32_t kept = 0;  // further sequences that no longer grow but keep their windows
 };
 
 // Per group: the reach of its layers (window and sinks) and its blocks: enough for all cells or, with a
@@ -36,13 +36,13 @@ std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, c
 // is more. 0 without such layers.
 int32_t state_slots(const kernels::Program &program, const CacheShape &shape);
 
-// Bytes of cache for `shape`. Other overload: for `cells` cells in every layer, rounded up to whole blocks.
+// Bytes of cache for `shape`. The second overload: for `cells` cells in every layer, rounded up to whole blocks.
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape);
 // The sizes of the pools, for sequences of up to `context` cells.
 kernels::CacheConfig cache_config(const kernels::Program &program, const CacheShape &shape, int64_t context);
 size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types = {});
 
-// The largest context there can be.
+// The largest supported context, in cells.
 inline constexpr int64_t kMostContext = INT32_MAX / 2;
 
 struct ContextRequest {

@@ -31,7 +31,7 @@ class CandidateSet {
   public:
     Distribution distribution;
     bool sorted = false;     // by by_logit
-    double temperature = 1;  // so far; logits are not divided by it yet
+    double temperature = 1;  // the product so far, by which the logits are still to be divided
 
     void clear();
     std::vector<TokenProb> &all() { return distribution.candidates; }

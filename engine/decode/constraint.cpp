@@ -35,7 +35,7 @@ void Constraint::begin(size_t prompt_tokens) {
     kept_ = 0;
     tokens_.clear();
     const bool inside = free_ && free_->open == text::kNoToken;
-    constexpr grammar::StateId kAnyText = 1;  // without a grammar: not kDead
+    constexpr grammar::StateId kAnyText = 1;  // stands for "no grammar": any value but kDead
     states_.assign(1, {masks_ ? masks_->start() : kAnyText, inside ? 0 : free_ ? kBefore : kBehind});
 }
 

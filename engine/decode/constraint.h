@@ -1,5 +1,5 @@
-// The tokens that may come next in an answer: those that a grammar allows, after the model's reasoning, and that
-// complete no banned text. Either may be missing.
+// Determines which tokens may come next in an answer: those that the grammar allows and that complete no banned
+// text. Both the grammar and the banned texts are optional. The grammar applies after the model's reasoning.
 //
 // Copies are independent. A call may pass a shorter history than the one before it: there is a grammar state
 // per token of the answer, so context shifts, undo and rejected drafts need no reset.
@@ -21,8 +21,8 @@ namespace runnel::decode {
 
 using text::TokenId;
 
-// Free text (reasoning, or text in front of a tool call) before the grammar's text: all tokens are allowed but
-// ends of generation.
+// Free text (reasoning, or text in front of a tool call) before the grammar's text: all tokens are allowed except
+// end tokens.
 struct FreeText {
     std::string close;                         // ends the free text
     TokenId open = text::kNoToken;             // may begin it; kNoToken: the answer begins inside it
@@ -33,7 +33,7 @@ struct FreeText {
 class Constraint {
   public:
     explicit Constraint(std::shared_ptr<grammar::Masks> masks, std::optional<FreeText> free = {});
-    // Without a grammar.
+    // A constraint without a grammar.
     explicit Constraint(std::shared_ptr<Bans> bans);
 
     bool has_grammar() const { return masks_ != nullptr; }
@@ -86,11 +86,11 @@ class Constraint {
     std::shared_ptr<grammar::Masks> masks_;  // null: any text
     std::shared_ptr<Bans> bans_;             // null: none
     std::shared_ptr<const FreeText> free_;
-    int64_t begin_ = 0;               // of the answer in the history; below 0: some of it was dropped
+    int64_t begin_ = 0;               // index of the answer in the history; < 0: part of it was dropped
     int64_t kept_ = 0;                // tokens at the front of a shifted history that are not of the answer
-    std::vector<TokenId> tokens_;     // of the answer, those with known states
+    std::vector<TokenId> tokens_;     // the answer's tokens with known states
     std::vector<State> states_;       // [tokens_ + 1]
-    grammar::Bits anything_, mask_;   // all but ends; memory of mask()
+    grammar::Bits anything_, mask_;   // all tokens except end tokens; the storage of mask()'s result
     std::vector<TokenId> over_mark_;  // tokens that may contain the end of FreeText::close
 };
 

@@ -50,7 +50,7 @@ DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices 
     if (required)
         throw kernels::BackendError(
             kernels::BackendError::Kind::Failed,
-            "--device " + request.device + ": " + why + " (--device cpu runs without)");
+            "--device " + request.device + ": " + why + " (--device cpu needs no GPU)");
     return {{}, false, wanted ? why + ": everything runs on the CPU" : ""};
 }
 

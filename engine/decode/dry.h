@@ -24,7 +24,8 @@ using DryBreakers = std::unordered_map<text::TokenId, std::vector<std::vector<te
 // Takes about 0.1 s with a vocabulary of 262,144 tokens. Only the first 40 bytes of a breaker count.
 DryBreakers make_dry_breakers(const text::Tokenizer &tokenizer, std::span<const std::string> breakers);
 
-// What to subtract from the logits of penalized tokens, in time linear in the window. `breakers` may be null.
+// The amount to subtract from the logit of each penalized token. Takes time linear in the window. `breakers` may
+// be null.
 std::unordered_map<text::TokenId, float> dry_penalties(const SamplingOptions &options,
                                                        const DryBreakers *breakers,
                                                        std::span<const text::TokenId> history);

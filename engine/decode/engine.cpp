@@ -150,7 +150,7 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
     on_gpus_ = plan->placement;
     placement_ = placement_text(model_.program, devices_, on_gpus_);
     divided_ = plan->divided;
-    if (!plan->missing.empty()) notes_.push_back(plan->missing + "; what needs it runs on the CPU");
+    if (!plan->missing.empty()) notes_.push_back(plan->missing + "; the steps that need it run on the CPU");
     if (!as_asked(on_gpus_, options.device.placement))
         notes_.push_back(placement_ + ": the GPU has " + std::to_string(gpu_free >> 20) + " MiB free");
     start_executor(options, plan->context);
@@ -202,7 +202,7 @@ ContextRequest Engine::context_request(const EngineOptions &options) const {
             .types = options.cache.types};
 }
 
-// As many windows as requested, or as take no more than an eighth of the free memory.
+// The requested number of windows, or the number that fits in an eighth of the free memory if that is smaller.
 int32_t Engine::kept_windows(const EngineOptions &options, const ContextPlan &plan) const {
     if (devices_.size() > 1 || options.cache.size > 0) return 0;
     CacheShape shape{.cells = plan.cells,
@@ -219,10 +219,10 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
     const std::string own = std::to_string(model_.hyper.context_length);
     if (plan.reduced)
         notes_.push_back("context reduced from " + own + " to " + std::to_string(plan.context) +
-                         " tokens, which is what fits the free memory (choose with -c)");
+                         " tokens to fit the free memory (-c sets another)");
     if (plan.context > context_request(options).own)
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
-                         own + " that the model was made for");
+                         own + " that the model was trained for");
     std::unique_ptr<kernels::Backend> backend = another_backend();
     if (draft_block_ && devices_.size() > 1)
         no_draft_block_ = "the next-token-prediction block drafts on the CPU only: add --device cpu";
@@ -273,13 +273,14 @@ std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &progra
         } catch (const kernels::BackendError &error) {
             if (error.kind != kernels::BackendError::Kind::OutOfMemory) throw;
         }
-    if (on_gpus) notes.push_back("the GPU has no memory left for drafting: the CPU drafts");
+    if (on_gpus)
+        notes.push_back("the GPU has no memory left for the drafts' cache: drafts are computed on the CPU");
     return std::make_unique<Executor>(cpu_->backend(), program, options);
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {
     const auto vocab = static_cast<int32_t>(model_.program.vocab);
-    if (!options.logit_bias.empty()) Sampler(options, vocab);  // checks the user's biases; ours come after
+    if (!options.logit_bias.empty()) Sampler(options, vocab);  // checks the user's biases
     options.logit_bias.insert(options.logit_bias.end(), never_.begin(), never_.end());
     std::shared_ptr<const DryBreakers> breakers;
     if (options.dry_multiplier != 0 && !options.dry_breakers.empty()) {

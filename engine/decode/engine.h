@@ -24,7 +24,7 @@
 namespace runnel::decode {
 
 struct CacheOptions {
-    int64_t size = 0;  // bytes; 0: for the context, as memory allows
+    int64_t size = 0;  // bytes; 0: what the context needs, as far as memory allows
     CacheTypes types = {};
     int32_t window = 0, sinks = 0;  // imposed on the model (model/window.h); 0: none
 };
@@ -42,17 +42,17 @@ struct EngineOptions {
     int64_t context = 0;  // 0: the model's own, reduced to what fits
     int32_t batch = 512;  // tokens per step of a prefill
     int32_t sequences = 1;
-    // Further sequences whose windows the cache keeps (CacheShape::kept), if they cost little of the memory; on
-    // the CPU only.
+    // Further sequences whose windows the cache keeps (CacheShape::kept): at most as many as fit in an eighth of
+    // the free memory, and none if the model uses a GPU.
     int32_t kept_windows = 0;
     Mtp mtp = Mtp::Off;  // memory is reserved for the draft block
     DeviceRequest device = {};
     CacheOptions cache = {};
     kernels::LoadProgress progress = {};  // of the upload to a GPU
-    // A program that will run next to the model on the same GPU, with as many cells of cache: memory is
-    // reserved for it, unless layers of the model would then have to move to the CPU.
-    int32_t first_layers = 0;           // it consists of the model's own first `first_layers` layers
-    std::filesystem::path beside = {};  // it is this model, with at most the context it was made for
+    // A program that will run next to the model on the same GPU, with the same number of cells. Memory is reserved
+    // for it unless layers of the model would then have to move to the CPU. Set at most one of the two:
+    int32_t first_layers = 0;           // the program is the model's own first layers, this many
+    std::filesystem::path beside = {};  // the program is this model, with at most its own context length
 };
 
 class Engine {

@@ -181,7 +181,7 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
                 first_fit(Planner(program, devices, free, shorter), candidates(program, request), 1))
             hints.push_back("-c " + std::to_string(plan->context.context));
     }
-    what += hints.empty() ? "; --device cpu runs without" : "; what fits is ";
+    what += hints.empty() ? "; --device cpu needs no GPU" : "; this fits: ";
     for (size_t i = 0; i < hints.size(); ++i) what += (i > 0 ? ", or " : "") + hints[i];
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }

@@ -22,13 +22,12 @@
 
 namespace runnel::decode {
 
-// A checksum of a model's size, metadata and tensor table, and of the first and last 4 KiB of each tensor.
-// Files that differ only elsewhere (changed by hand) have the same identity.
+// A checksum of a model's size, metadata and tensor table, and of the first and last 4 KiB of each tensor. Files
+// that differ only inside tensors (edited by hand) have the same identity.
 base::Checksum::Value file_identity(const gguf::File &file);
 
-// Everything besides the tokens that K and V depend on: the file's metadata and tensor table, the first and
-// last 4 KiB of each tensor, the device's kind, the types of the cache, a window, the rotations. Files that differ only
-// elsewhere (changed by hand) have the same identity.
+// A checksum of all that K and V depend on besides the tokens: file_identity(), the device's kind, the types of the
+// cache, the layers' windows and the rotations.
 base::Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
                                       const std::string &device_kind, CacheTypes types);
 

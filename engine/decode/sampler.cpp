@@ -344,7 +344,8 @@ bool Sampler::only_lowers() const {
 }
 
 int32_t Sampler::candidates_needed(int32_t most) const {
-    constexpr int32_t kLowered = 64, kForbiddenOnes = 8;  // this many of the largest logits, as a rule
+    // Usually no more than this many of the largest logits are lowered, or forbidden.
+    constexpr int32_t kLowered = 64, kForbiddenOnes = 8;
     const SamplingOptions &o = options_;
     if (!only_lowers()) return 0;
     const size_t first = !steps_.empty() && steps_[0] == SamplerKind::Penalties ? 1 : 0;
@@ -360,7 +361,7 @@ int32_t Sampler::candidates_needed(int32_t most) const {
         if (needed > most) return 0;
         if (by_count_ && !o.logit_bias.empty()) needed += kForbiddenOnes;
     }
-    if (lowers && needed < most) needed += kLowered;  // (`most` is anything up to INT32_MAX)
+    if (lowers && needed < most) needed += kLowered;  // no overflow, even if `most` is INT32_MAX
     return std::min({needed, most, vocab_});
 }
 
@@ -386,7 +387,7 @@ bool Sampler::choose(std::span<const kernels::TopLogit> largest, std::span<const
     std::sort(set.begin(), set.end(), by_logit);
     set_.sorted = true;
     if (set.empty()) return false;
-    if (!greedy_ && !by_count_)  // min-p decides
+    if (!greedy_ && !by_count_)  // min-p is the first filter
         return all || double{last.logit} <
                           double{set.front().logit} + std::min(0.0, std::log(double{options_.min_p}));
     const size_t wanted = greedy_ ? 1 : static_cast<size_t>(options_.top_k);

@@ -158,8 +158,8 @@ class Sampler {
     Forced forced_;
     bool is_forced_ = false;  // the only candidate is a forced token
     uint32_t stream_ = 0;
-    int64_t dropped_ = 0;                     // tokens of the history
-    std::vector<SamplerKind> steps_;          // those that are on, in order
+    int64_t dropped_ = 0;                     // tokens that context shifts removed from the history
+    std::vector<SamplerKind> steps_;          // the enabled steps, in order
     bool greedy_ = false, by_count_ = false;  // by_count_: top-k comes before other filters
     bool gathered_ = false;                   // the candidates are in set_; before that, in logits_
     bool whole_ = true;                       // the candidates come from a whole row

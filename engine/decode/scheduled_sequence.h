@@ -47,8 +47,8 @@ class ScheduledSequence {
     // Appends a branch: another continuation after the first `shared` drafts. A pass without room skips it.
     // Preconditions: more than `shared` drafts were appended; `tokens` is not empty and fits the context.
     void append_branch(size_t shared, std::span<const TokenId> tokens);
-    // The largest `count` logits of each row are enough, of the tokens in its mask; 0: whole rows. Holds for the
-    // next pass only. An empty function: no masks.
+    // Requests only the `count` largest logits of each row, among the tokens in its mask; 0: whole rows. Holds for
+    // the next pass only. An empty `mask`: all tokens.
     void want_candidates(int32_t count, RowMask mask = {}) {
         candidates_ = count;
         mask_ = std::move(mask);
@@ -63,9 +63,9 @@ class ScheduledSequence {
     std::span<const float> logits() const { return rows_.whole(); }
     bool has_logits() const { return !logits().empty(); }
     std::span<const DraftBranch> branches() const { return branches_; }
-    // Tokens of all branches.
+    // The number of tokens of all branches.
     size_t branch_tokens() const;
-    // Tokens computed for it so far, recomputed ones included.
+    // The number of tokens computed for this sequence so far, recomputed ones included.
     int64_t computed() const { return computed_; }
 
     // Continues the sequence with the branch and all its tokens. Precondition: the branch was computed.

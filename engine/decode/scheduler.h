@@ -1,5 +1,5 @@
-// Decides which sequence brings which tokens to the next step. A chat is a batch of one; a sequence with
-// speculation brings several tokens and gets several rows of logits.
+// Decides which tokens of which sequences the next step computes. A chat is a batch of one sequence; a sequence
+// with speculation adds several tokens to a step and gets several rows of logits.
 //
 //   Scheduler scheduler(executor, {.parallel = 32});
 //   scheduler.add(sequence);                              // any number, at any time, with tokens appended

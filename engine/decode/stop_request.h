@@ -36,7 +36,7 @@ class StopRequest {
     std::atomic<Reason> reason_{Reason::None};
 };
 
-// Requests a stop after `time` (0: at once), unless it is destroyed before.
+// Requests a stop after `time` (0: at once), unless this object is destroyed before.
 class DeadlineTimer {
   public:
     DeadlineTimer(StopRequest &request, std::chrono::duration<double> time);

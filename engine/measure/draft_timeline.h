@@ -10,7 +10,8 @@
 namespace runnel::measure {
 
 struct DraftTimeline {
-    // Only tokens that are part of the answer: the last pass may give more. accepted <= tokens.size().
+    // Holds only tokens that are part of the answer, although the last pass may have given more. In each pass,
+    // accepted <= tokens.size().
     std::vector<decode::DraftPass> passes;
     int64_t tokens = 0;             // of the answer, after the first
     int64_t guessed = 0;            // tokens that were verified

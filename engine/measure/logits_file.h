@@ -30,7 +30,7 @@ inline int32_t scored_rows(int32_t context) {
     return context - 1 - first_scored(context);
 }
 
-// Compresses one row of logits to the u16s of the file; scale and min are the first four.
+// Compresses one row of logits to the u16s of the file. The first four are scale and min, each an f32.
 void compress_row(std::span<const float> logits, std::vector<uint16_t> &row);
 
 class LogitsWriter {

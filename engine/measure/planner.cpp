@@ -39,7 +39,7 @@ void set_field(BareShape &shape, const std::string &name, const std::string &tex
     int64_t value = 0;
     const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || rest != text.data() + text.size() || value < 0 || value > kMostValue)
-        refuse(name + ": a whole number up to " + std::to_string(kMostValue));
+        refuse(name + ": expected a whole number up to " + std::to_string(kMostValue));
     if (name == "tied") {
         shape.tied = value != 0;
         return;
@@ -47,8 +47,8 @@ void set_field(BareShape &shape, const std::string &name, const std::string &tex
     const auto field = std::ranges::find_if(kFields, [&](const Field &f) { return f.name == name; });
     if (field == std::end(kFields))
         refuse(
-            "layers, width, heads, kv-heads, head-dim, ff, vocab, window, window-layers, latent or tied=1, "
-            "each as name=number");
+            "write layers, width, heads, kv-heads, head-dim, ff, vocab, window, window-layers and latent as "
+            "NAME=NUMBER, and tied=1");
     shape.*field->value = value;
 }
 
@@ -59,17 +59,18 @@ void check(const BareShape &shape) {
                                       {"ff", shape.ff},
                                       {"vocab", shape.vocab}})
         if (value < 1) refuse(std::string("a shape needs ") + name + "=N");
-    if (shape.layers > 4096 || shape.heads > 65536) refuse("at most 4096 layers of 65536 heads");
-    if (shape.kv_heads > 0 && shape.heads % shape.kv_heads != 0) refuse("kv-heads must divide heads");
+    if (shape.layers > 4096 || shape.heads > 65536) refuse("a shape has at most 4096 layers and 65536 heads");
+    if (shape.kv_heads > 0 && shape.heads % shape.kv_heads != 0)
+        refuse("heads must be a multiple of kv-heads");
     if (shape.head_dim == 0 && shape.width % shape.heads != 0)
-        refuse("heads must divide width, or give head-dim");
+        refuse("width must be a multiple of heads, unless head-dim is given");
     const int64_t kv_heads = shape.kv_heads > 0 ? shape.kv_heads : shape.heads,
                   head_dim = shape.head_dim > 0 ? shape.head_dim : shape.width / shape.heads;
     if (static_cast<double>(shape.layers) * static_cast<double>(kv_heads) * static_cast<double>(head_dim) >
         0x1p30)
         refuse("layers x kv-heads x head-dim: at most 2^30");
-    if (shape.window_layers > shape.layers) refuse("window-layers is above layers");
-    if (shape.window_layers > 0 && shape.window == 0) refuse("window-layers needs window");
+    if (shape.window_layers > shape.layers) refuse("window-layers is larger than layers");
+    if (shape.window_layers > 0 && shape.window == 0) refuse("window-layers needs window=N");
 }
 
 // Emits the model's steps for counting only; their slots are arbitrary.

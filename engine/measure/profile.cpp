@@ -33,7 +33,8 @@ void add(const PassCost &pass, PassCost &sum) {
         sum.*part += pass.*part;
 }
 
-// Sums up events, which come in the order of their ends: the steps of a pass, the pass, the sampler, the queue's step.
+// Sums up trace events. They arrive in the order in which they end: the steps of a pass, the pass, the sampler, the
+// queue's step.
 class Sums {
   public:
     explicit Sums(const decode::Engine &engine, decode::CacheTypes types, int64_t prompt)
@@ -77,7 +78,7 @@ class Sums {
         depth_ = noted(event, "depth", 0), tokens_ = noted(event, "tokens", 0);
         rows_ = noted(event, "logits", 1);
     }
-    // Prefill and decode differ by the place of the tokens in the text.
+    // A step whose tokens lie behind the prompt belongs to decoding, any other to prefill.
     void end_step(double seconds) {
         part("other", std::max(0.0, seconds - in_step_), 0);
         const bool decode = depth_ >= prompt_;

@@ -13,16 +13,17 @@
 namespace runnel::measure {
 
 struct ProfilePart {
-    std::string kind;    // "matrix", "attention", "norm", ... as kernels/cpu/phase_clock.cpp calls the steps;
-                         // "pass" for what a pass takes beside its steps (on a GPU: all), "sampler", "other"
-    int64_t count = 0;   // how often
+    // "matrix", "attention", "norm", ... (the names of steps in kernels/cpu/phase_clock.cpp), "pass" (the time of a
+    // pass outside its steps; on a GPU, all of it), "sampler" or "other".
+    std::string kind;
+    int64_t count = 0;   // number of occurrences
     double seconds = 0;  // from the start of the first thread to the end of the last
-    double waited = 0;   // of these, for the slowest thread; the mean over the threads
+    double waited = 0;   // the part of `seconds` spent waiting for the slowest thread; mean over the threads
 };
 
 struct PhaseProfile {
     int64_t passes = 0, tokens = 0;
-    double seconds = 0;              // of its steps of the queue: the sum over `parts`
+    double seconds = 0;              // of the queue's steps in this phase: the sum over `parts`
     std::vector<ProfilePart> parts;  // the longest first
     std::vector<double> layers;      // seconds by layer of the model; empty if not known
     PassCost cost;                   // of all passes

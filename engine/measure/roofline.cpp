@@ -16,7 +16,7 @@ namespace {
 using base::Clock, base::seconds_since;
 using kernels::Program, kernels::Weight;
 
-constexpr double kLongest = 3;  // seconds of a test's repetitions
+constexpr double kLongest = 3;  // after this many seconds, no further repetition of a test begins
 
 // The largest matrix of the format that most weights have; null if there is none.
 const Weight *common_matrix(const Program &program) {

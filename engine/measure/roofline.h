@@ -37,7 +37,7 @@ struct Roofline {
     double first_token = 0;             // seconds of its prefill
     std::vector<double> steps;          // seconds of each decoded token after the first
 
-    // The most operations per second that memory and arithmetic allow.
+    // The most operations per second that memory and arithmetic allow at this number of operations per byte.
     double roof(double intensity) const;
     // The ridge point: with fewer operations per byte, memory is the limit.
     double ridge() const { return multiply_rate / bandwidth; }

@@ -148,7 +148,8 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     if (options.draft.rule == decode::DraftRule::Rejection)
         list.emplace_back("--draft-rule", "rejection, " + gguf::printable(options.draft.model, 1000) + ", " +
                                               text_of(options.draft.lookup) + ", " +
-                                              text_of(options.draft.self_layers));
+                                              text_of(options.draft.self_layers) + ", " +
+                                              text_of(options.draft.mtp != decode::Mtp::Off));
     return list;
 }
 

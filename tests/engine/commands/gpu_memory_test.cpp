@@ -125,7 +125,7 @@ TEST_CASE("gpu memory: a model leaves room for its own first layers, and without
         CHECK(engine.placement() == "all layers on the GPU");
         const auto notes = draft(engine, {.self_layers = 1});
         REQUIRE(notes.size() == 1);
-        CHECK(notes[0] == "the GPU has no memory left for drafting: the CPU drafts");
+        CHECK(notes[0] == "the GPU has no memory left for the drafts' cache: drafts are computed on the CPU");
     }
 }
 

@@ -118,7 +118,7 @@ TEST_CASE("lost device: a GPU that is too old, too small or absent") {
     CHECK(run_on("auto", 2).code == exit_code::kDone);
     emulated->memory = size_t{1} << 30;
     emulated->devices = 0, emulated->why_none = "no NVIDIA driver was found";
-    CHECK(run_on("cuda", 2).error.find("no NVIDIA driver was found (--device cpu runs without)") !=
+    CHECK(run_on("cuda", 2).error.find("no NVIDIA driver was found (--device cpu needs no GPU)") !=
           std::string::npos);
     CHECK(run_on("auto", 2).code == exit_code::kDone);
     CHECK(run_on("cuda:1", 2).error.find("--device cuda:1") != std::string::npos);

@@ -53,7 +53,7 @@ TEST_CASE("--mtp: the text is the same with and without, and the counts are show
                 more.insert(more.end(), how.begin(), how.end());
                 return run_model(model, more);
             };
-            const Result off = with({"--mtp", "off"}), on = with({"--mtp"}), automatic = with({});
+            const Result off = with({}), on = with({"--mtp"}), automatic = with({"--mtp", "auto"});
             CHECK(answer_of(on) == answer_of(off));
             CHECK(answer_of(automatic) == answer_of(off));
             CHECK_FALSE(json::parse(off.out).contains("speculation"));
@@ -127,12 +127,12 @@ TEST_CASE("--mtp: a file without the block, a window, or another draft model is 
     const Result window = run_model(made.path(), {"--mtp", "on", "--window", "64"});
     CHECK(window.code == 2);
     CHECK(window.err.find("--window") != std::string::npos);
-    CHECK(run_model(made.path(), {"--window", "64"}).code == 0);
+    CHECK(run_model(made.path(), {"--window", "64", "--mtp", "auto"}).code == 0);
     const Result both = run_model(made.path(), {"--mtp", "on", "--self-draft", "1"});
     CHECK(both.code == 2);
     CHECK(both.err.find("choose one") != std::string::npos);
     CHECK(answer_of(run_model(made.path(), {"--beams", "2"})) ==
-          answer_of(run_model(made.path(), {"--beams", "2", "--mtp", "off"})));
+          answer_of(run_model(made.path(), {"--beams", "2", "--mtp", "auto"})));
 }
 
 TEST_CASE("inspect: shows the memory of a next-token-prediction block") {

@@ -139,10 +139,10 @@ TEST_CASE("device: looking for GPUs opens none, and one that cannot be opened do
 
 TEST_CASE("device: a GPU that is named but missing is an error") {
     CHECK_THROWS_WITH_AS(choose_device({"cuda", {}}, kNone),
-                         "--device cuda: no NVIDIA driver was found (--device cpu runs without)",
+                         "--device cuda: no NVIDIA driver was found (--device cpu needs no GPU)",
                          kernels::BackendError);
     CHECK_THROWS_WITH_AS(choose_of_two({"cuda:2", {}}),
-                         "--device cuda:2: there are only 2 GPUs (--device cpu runs without)",
+                         "--device cuda:2: there are only 2 GPUs (--device cpu needs no GPU)",
                          kernels::BackendError);
 }
 

@@ -309,7 +309,7 @@ TEST_CASE("placement: layers that do not fit are refused with the numbers and wi
         CAPTURE(what);
         CHECK(what.find("are needed for all layers on the GPU") != std::string::npos);
         CHECK(what.find("of cache for a context of 8192") != std::string::npos);
-        CHECK(what.find("what fits is -ngl ") != std::string::npos);
+        CHECK(what.find("this fits: -ngl ") != std::string::npos);
         CHECK(what.find(", or -c ") != std::string::npos);
         // The hint in the message is right.
         const int64_t layers = std::stoll(what.substr(what.find("-ngl ") + 5));
