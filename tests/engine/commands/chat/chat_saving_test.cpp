@@ -296,9 +296,9 @@ TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, 
     CAPTURE(later.err);
     CHECK(later.err.starts_with("temp"));
     CHECK(later.err.find("messages 4\n") != std::string::npos);
-    CHECK(later.err.find("the summary is taken back\n") != std::string::npos);
+    CHECK(later.err.find("removed the summary\n") != std::string::npos);
     CHECK(later.err.find("messages 6\n") != std::string::npos);
-    CHECK(later.err.ends_with("taken back: first question\nno message to take back\n"));
+    CHECK(later.err.ends_with("removed: first question\nthere is no message to remove\n"));
 }
 
 TEST_CASE("chat: --on-overflow compact summarizes the turns that exceed the context, and reports it") {
@@ -379,7 +379,7 @@ TEST_CASE(
     CHECK(out.find("answer 1 of 2") != std::string::npos);
     CHECK(out.find("attached notes.txt (1 line, 17 bytes)") != std::string::npos);
     CHECK(out.find("\x1b]52;c;") != std::string::npos);
-    CHECK(out.find("a new chat; /chats lists the old one") != std::string::npos);
+    CHECK(out.find("new chat; /chats lists the old one") != std::string::npos);
     CHECK(chats.count() == 2);
     const std::string saved = saved_text(chats);
     CHECK(saved.find("\"/home/x is full\"") != std::string::npos);

@@ -91,7 +91,7 @@ TEST_CASE("chat: settings change the answers that follow") {
     CHECK(r.err.find("predict 2\n") != std::string::npos);
     CHECK(r.err.find("messages 2\n") != std::string::npos);
     CHECK(r.err.find("there is no setting 'wrong'") != std::string::npos);
-    CHECK(r.err.find("the number is missing") != std::string::npos);
+    CHECK(r.err.find("the value is missing") != std::string::npos);
     CHECK(r.err.find("temp: a number from 0 to 100, not 'x'") != std::string::npos);
 }
 

@@ -119,12 +119,13 @@ TEST_CASE("chat --mcp: a turn ends after 25 calls, and every other call has a re
     const Result r = execute(p);
     CAPTURE(r.err);
     CHECK(r.code == 0);
-    CHECK(has(r.err, "the turn ends after 25 calls of tools"));
+    CHECK(has(r.err, "the turn ends after 25 tool calls"));
     size_t ran = 0, refused = 0;
     const Json messages = chat.messages();
     REQUIRE(messages.size() > 2);
     for (const Json &message : messages)
-        if (message["role"] == "tool") ++(message["content"] == "error: too many calls" ? refused : ran);
+        if (message["role"] == "tool")
+            ++(message["content"] == "error: too many calls in this turn" ? refused : ran);
     CHECK(ran == 25);
     CHECK(refused > 0);
     CHECK(messages.size() == 2 + ran + refused);  // no other answer
