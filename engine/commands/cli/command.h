@@ -33,7 +33,7 @@ struct Command {
     bool takes_text = false;
     size_t operands = 0;                        // required words after MODEL: OUT and TYPE
     bool writes_files = false;                  // adds --overwrite
-    std::function<bool()> needs_no_model = {};  // true: no MODEL is needed with these options
+    std::function<bool()> needs_no_model = {};  // whether the given options make MODEL unnecessary
     OptionTable options = {};
     // Runs the command after the options are set. Returns the exit code.
     std::function<int(const Words &, Io &)> call = {};

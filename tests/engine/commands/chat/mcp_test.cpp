@@ -199,7 +199,7 @@ TEST_CASE(
     CHECK(r.code == 0);
     CHECK(has(r.err, "runnel: MCP server 'dies': the server ended with exit code 3\n"));
     check_turn(dies.messages(), "dies-later__echo", "error: the server ended with exit code 4");
-    CHECK(has(r.err, "the server does not run: the server ended with exit code 4"));
+    CHECK(has(r.err, "the server is not running: the server ended with exit code 4"));
 }
 
 TEST_CASE("chat --mcp: at a terminal every call is a question: no, yes, always") {

@@ -11,7 +11,7 @@ TEST_CASE("mcp: the text of a result has no control characters, and names what i
         "mimeType": "audio/wav", "data": "AA"}, {"type": "resource_link", "uri": "file:///b"}, {"text": "no type"},
         {"type": "text", "text": "two"}, 3]})")) ==
           "one\n[audio, audio/wav: not shown]\n[resource_link, file:///b: not shown]\n"
-          "[a part without a type: not shown]\ntwo\n[a part without a type: not shown]");
+          "[a part of unknown type: not shown]\ntwo\n[a part of unknown type: not shown]");
     CHECK(result_text(parse_json(R"({"content": [], "structuredContent": {"a": [1]}})")) == R"({"a":[1]})");
     for (const char *empty : {"{}", "[]", "null", R"({"content": 1})"})
         CHECK(result_text(parse_json(empty)) == "");
