@@ -563,5 +563,5 @@ TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
         run({"doctor", (tiny.directory / "letter.gguf").string(), "--quick", "--device", "cpu"});
     CHECK(letter.code == exit_code::kModelFile);
     CHECK(letter.out.find("damaged") == std::string::npos);
-    CHECK(letter.out.find("Take a GGUF file") != std::string::npos);
+    CHECK(letter.out.find("Use a GGUF file") != std::string::npos);
 }
