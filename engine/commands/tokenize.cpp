@@ -30,7 +30,7 @@ std::string table_of(const std::vector<TokenId> &ids, const Tokenizer &tokenizer
     return lines;
 }
 
-// Numbers separated by any blanks, commas and brackets.
+// Parses ids separated by any blanks, commas and brackets.
 std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer) {
     std::vector<TokenId> ids;
     const char *at = text.data(), *const end = at + text.size();

@@ -32,7 +32,7 @@ std::vector<int32_t> sample() {
     return tokens;
 }
 
-// The rows of two slots, around the step at an index: [tokens][width].
+// The rows of one slot before a step and of one slot after it, each [tokens][width].
 struct Around {
     std::vector<std::vector<float>> before, after;
 };

@@ -152,7 +152,8 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
     }
 }
 
-TEST_CASE("run --on-overflow: a prompt or an answer that outgrows the context") {
+TEST_CASE(
+    "run --on-overflow: the policy decides what happens to a prompt or an answer that exceeds the context") {
     if (absent()) return;
     const std::string prompt = long_text(60);
     const Result error = run_with({"-p", prompt, "-c", "128"});

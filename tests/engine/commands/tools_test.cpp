@@ -147,7 +147,7 @@ TEST_CASE("run and chat: a call after reasoning counts as an answer") {
     }
 }
 
-TEST_CASE("tools: batch rows with tools, calls and results") {
+TEST_CASE("tools: batch rows may have tools, calls and results") {
     if (absent()) return;
     json body = {{"messages", json::array({{{"role", "user"}, {"content", "?"}}})},
                  {"tool_choice", "required"},

@@ -110,7 +110,7 @@ TEST_CASE("chat: without a terminal only a chat with a name is saved, and none u
     const Words model = {demo_model().string()};
     CHECK(chats.run(model, "hello\n").code == 0);
     CHECK(chats.run({}, "hello\n").code == 2);      // no model
-    CHECK(chats.run({"-k"}, "hello\n").code == 2);  // and no saved chat that names one
+    CHECK(chats.run({"-k"}, "hello\n").code == 2);  // no saved chat names a model
     CHECK(chats.count() == 0);
     Process p = chats.process({model[0], "--chat", "secret"}, "hello\n");
     p.environment.emplace_back("RUNNEL_NO_HISTORY=1");
@@ -281,7 +281,7 @@ TEST_CASE("chat: when memory is short, dropping a branch is reported and does no
     CHECK(roomy.err.find("dropped for lack of memory") == std::string::npos);
 }
 
-TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, until it is taken back") {
+TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, until /undo removes it") {
     if (absent()) return;
     const Chats chats;
     const Result r = chats.talk(

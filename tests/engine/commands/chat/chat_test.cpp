@@ -259,7 +259,7 @@ TEST_CASE("chat: without a terminal, the exit code is that of the command that f
     answers("/set temp x\nhello\n", 5);
 }
 
-TEST_CASE("chat: through pipes, nothing but answers") {
+TEST_CASE("chat: through pipes, stdout has nothing but answers") {
     if (absent()) return;
     const std::string model = tiny().path.string();
     const Result r = runnel_with(

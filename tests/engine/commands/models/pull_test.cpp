@@ -583,7 +583,7 @@ TEST_CASE("rm: removes one model, and no other model, download or linked folder"
     CHECK(linked.err.find("is a link") != std::string::npos);
 }
 
-TEST_CASE("pull: names of models and the progress line") {
+TEST_CASE("pull: names of models are parsed, and the progress line shows sizes and speed") {
     const auto name = [](const char *text) {
         const auto parsed = parse_hub_name(text);
         return parsed ? parsed->repo + "|" + parsed->tag + "|" + parsed->file : "-";

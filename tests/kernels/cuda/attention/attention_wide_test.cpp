@@ -103,7 +103,7 @@ TEST_CASE("cuda wide attention: keys and values appended by another layer") {
     }
 }
 
-TEST_CASE("cuda wide attention: a row's bits do not depend on the batch, the grid, the chunks or the way") {
+TEST_CASE("cuda wide attention: a row's bits do not depend on the batch, grid, chunks or kind of launch") {
     for (const auto &[type, sinks] : {std::pair{F16, 0}, {FP8, 270}}) {
         CAPTURE(static_cast<int>(type));
         Shape shape = latent({attention(2, 1, 40, 32),

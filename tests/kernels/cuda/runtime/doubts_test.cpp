@@ -173,7 +173,7 @@ TEST_CASE("doubts: launches that depend on one another, in graphs and out of the
                microseconds(loose) + " without a graph");
 }
 
-TEST_CASE("doubts: one division of shared memory and L1, or one per kernel") {
+TEST_CASE("doubts: is one split of shared memory and L1 faster than one per kernel?") {
     Chain chain;
     const double same = chain.time({.mixed = true});
     CHECK(chain.right);

@@ -24,7 +24,7 @@ TEST_CASE("mcp: a long result is cut between characters, and says so") {
     CHECK(bounded("\x80\x80\x80", 2) == "\n[cut: 3 more bytes]");
 }
 
-TEST_CASE("mcp: people see the first lines of a result, without control sequences") {
+TEST_CASE("mcp: the terminal shows the first lines of a result, without control sequences") {
     CHECK(shortened("", 40) == "  (nothing)");
     CHECK(shortened("a\x1b[2J\n\nb", 40) == "  a\\x1b[2J\n  \n  b");
     CHECK(shortened("1\n2\n3\n4\n5\n6", 40) == "  1\n  2\n  3\n  4\n  ... 3 more bytes");

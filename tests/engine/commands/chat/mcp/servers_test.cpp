@@ -117,7 +117,7 @@ TEST_CASE("mcp: a server inherits no descriptors and gets its environment and fo
           std::string::npos);
 }
 
-TEST_CASE("mcp: a server that does not begin is one message, and the others work") {
+TEST_CASE("mcp: a server that does not start gives one message, and the others work") {
     ServerConfig missing{.name = "missing", .command = "no-such-command-anywhere"};
     ServerConfig folder = config_of("good");
     folder.name = "folder", folder.folder = "/nowhere/at/all";
@@ -144,7 +144,7 @@ TEST_CASE("mcp: a server that does not begin is one message, and the others work
     CHECK(c.log_has("greets", "Welcome!"));
 }
 
-TEST_CASE("mcp: servers that never answer end with the time, and calls are cancelled") {
+TEST_CASE("mcp: servers that never answer are given up in time, and calls are canceled") {
     Connected silent("silent", kShort);
     CHECK(silent.messages() == "runnel: MCP server 'silent': it did not start in time\n");
     Connected slow("slow", 20000ms);
@@ -162,7 +162,7 @@ TEST_CASE("mcp: servers that never answer end with the time, and calls are cance
     CHECK(slow.log_has("slow", "cancelled 5"));
 }
 
-TEST_CASE("mcp: an answer that has come counts, even if the time is over") {
+TEST_CASE("mcp: an answer that arrived counts, even if the time limit has passed") {
     const NoPipeSignal no_signal;
     Connection connection(config_of("good"));
     const int64_t request = connection.send("initialize", {{"protocolVersion", "2025-06-18"}});
