@@ -135,7 +135,7 @@ TEST_CASE("attention map: the weighted sum of the values is what the kernels com
     }
 }
 
-TEST_CASE("attention map: an imposed window with sink tokens") {
+TEST_CASE("attention map: an imposed window with sink tokens is respected") {
     const TemporaryModel model{ModelShape{}};
     model::Model built = model::build(model.file);
     model::impose_window(built.program, 20, 3);

@@ -1,4 +1,4 @@
-// The cache from outside: --prompt-cache, --on-overflow, --window, --cache-type-k and -v.
+// The cache, tested by running the program: --prompt-cache, --on-overflow, --window, --cache-type-k and -v.
 #include <doctest/doctest.h>
 
 #include <filesystem>

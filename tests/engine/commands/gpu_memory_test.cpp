@@ -138,7 +138,7 @@ TEST_CASE("gpu memory: a model leaves room for the model that drafts") {
     options.beside = drafts.path;
     decode::Engine engine(options);
     CHECK(engine.placement() == "all layers on the GPU");
-    CHECK(draft(engine, {.model = of_drafts}).empty());  // which cannot be, or not "cuda" by name
+    CHECK(draft(engine, {.model = of_drafts}).empty());  // no note: the drafts' model is on the GPU as well
 }
 
 TEST_CASE("gpu memory: --spec-verify computes where the model is, which fills more than half of the GPU") {

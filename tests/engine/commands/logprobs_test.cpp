@@ -1,4 +1,4 @@
-// Log-probabilities, samplers and the thinking budget from outside. Needs $RUNNEL (default build/runnel).
+// Log-probabilities, samplers and the thinking budget, tested by running the program. Needs $RUNNEL (default build/runnel).
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>

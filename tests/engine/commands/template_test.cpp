@@ -1,4 +1,4 @@
-// `runnel template`, and the template options of run and chat, from outside.
+// `runnel template`, and the template options of run and chat, tested by running the program.
 #include <doctest/doctest.h>
 
 #include <filesystem>

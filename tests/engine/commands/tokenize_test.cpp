@@ -1,4 +1,4 @@
-// `runnel tokenize` from outside. Needs $RUNNEL.
+// `runnel tokenize`, run as a program. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Tool calls from outside. Needs $RUNNEL (default build/runnel).
+// Tool calls, tested by running the program. Needs $RUNNEL (default build/runnel).
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>

@@ -240,7 +240,7 @@ TEST_CASE("soft-cap agrees with double precision and between instruction sets") 
     }
 }
 
-TEST_CASE("RoPE: both pair orders, partial rotation, odd sizes") {
+TEST_CASE("RoPE: both pair orders, partial rotation and odd sizes are computed") {
     Random random(4);
     for (int round = 0; round < 60; ++round) {
         const int32_t heads = static_cast<int32_t>(random.between(1, 5));

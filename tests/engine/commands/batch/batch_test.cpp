@@ -1,4 +1,4 @@
-// `runnel batch` from outside: rows, order, resumption, signals. Needs $RUNNEL (default
+// `runnel batch`, run as a program: rows, order, resumption, signals. Needs $RUNNEL (default
 // build/runnel).
 #include <doctest/doctest.h>
 #include <signal.h>

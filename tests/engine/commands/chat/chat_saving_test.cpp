@@ -1,4 +1,4 @@
-// `runnel chat` from outside: chats that go on later, and branches. Needs $RUNNEL.
+// `runnel chat`, run as a program: chats that go on later, and branches. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 
@@ -39,7 +39,7 @@ struct Chats {
     Result run(Words options, const std::string &input) const {
         return execute(process(std::move(options), input));
     }
-    // With the demo model, in a chat of that name.
+    // Runs a chat of this name with the demo model.
     Result talk(const std::string &name, const std::string &input) const {
         return run({demo_model().string(), "--chat", name}, input);
     }

@@ -1,4 +1,4 @@
-// `runnel chat` from outside: its commands, and what it does at a terminal. Needs $RUNNEL.
+// `runnel chat`, run as a program: its commands, and what it does at a terminal. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/stat.h>

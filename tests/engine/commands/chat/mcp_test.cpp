@@ -1,4 +1,4 @@
-// `runnel chat --mcp` from outside, with a model whose first answer must be a call. Needs $RUNNEL.
+// `runnel chat --mcp`, tested by running the program, with a model whose first answer must be a call. Needs $RUNNEL.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,4 @@
-// `runnel run` from outside: streams, prompts, and how it ends. Needs $RUNNEL.
+// `runnel run`, run as a program: streams, prompts, and how it ends. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 

@@ -31,7 +31,7 @@ ServerConfig config_of(const std::string &mode) {
             .arguments = entry["args"].get<std::vector<std::string>>()};
 }
 
-// As in the program.
+// Ignores SIGPIPE, as the program does.
 struct NoPipeSignal {
     sighandler_t before = signal(SIGPIPE, SIG_IGN);
     ~NoPipeSignal() { signal(SIGPIPE, before); }
