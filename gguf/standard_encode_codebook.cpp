@@ -108,7 +108,8 @@ struct Group {
         return result;
     }
 
-    // Levels of one entry under a scale and its inverse: the nearest odd numbers, moved to an entry of the codebook.
+    // Sets the levels of one entry for a scale and its inverse: the nearest odd numbers or, if the codebook has no such
+    // entry, its entry with the least error.
     void round_entry(int entry, float inverse, float candidate) {
         const CodebookSearch &search = Format::search();
         const int at = entry * Format::kWeights;

@@ -186,6 +186,6 @@ class Maker:
 
 
 def schemas(seed, count):
-    """`count` schemas; every maker has its turn."""
+    """Yields `count` schemas, taking the makers in turn."""
     maker = Maker(seed)
     return [maker.makers[i % len(maker.makers)](1 + i % 3) for i in range(count)]

@@ -113,7 +113,7 @@ class Gbnf:
         return ("chars", negated, ranges) if ranges else ("seq", [])
 
     def matches(self, text):
-        """All of `text` is of the grammar. Ends of rules are found as a least fixed point: left recursion is fine."""
+        """Whether the grammar derives all of `text`. Computes the ends of rules as a least fixed point, so left recursion works."""
         sys.setrecursionlimit(200000)
         ends = {}
         changed = True

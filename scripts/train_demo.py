@@ -193,7 +193,7 @@ def rate_scale(step, progress):
 
 
 def loss_on(model, tokens, teacher):
-    """Cross-entropy of the next token; with a teacher, mostly of its probabilities."""
+    """Cross-entropy with the next token; with a teacher, mostly with the teacher's probabilities."""
     with autocast():
         logits = model(tokens[:, :-1])
     loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())

@@ -91,7 +91,7 @@ TEST_CASE("house: the commands that generate hold flags and presentation only: u
 
 #if defined(__x86_64__) && defined(__GLIBC__) && \
     !defined(__SANITIZE_ADDRESS__)  // no such program with sanitizers
-// Its functions in place of glibc's are scripts/old_glibc.cpp. That they find exception tables shows the exit status.
+// scripts/old_glibc.cpp replaces newer functions of glibc. The exit statuses show that exceptions are still caught.
 TEST_CASE("house: the program of make dist needs no newer glibc than 2.31, and runs as the other does") {
     const std::optional<std::string> path = runnel::testing::program_under_test();
     REQUIRE(path);

@@ -15,7 +15,7 @@ using Arguments = std::vector<std::string>;
 struct Words {
     std::string model;
     std::optional<std::string> text;
-    Arguments operands = {};  // the words after MODEL that the command takes
+    Arguments operands = {};  // further required words after MODEL
 };
 // Throws UsageError for a missing model and for extra words.
 Words split_words(const Arguments &words, const std::optional<std::string> &model_option,

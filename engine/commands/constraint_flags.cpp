@@ -5,7 +5,7 @@ namespace {
 
 using Kind = grammar::Source::Kind;
 
-// `given` itself if `is_text`, otherwise the content of the file that it names.
+// Returns `given` itself if `is_text`, otherwise the content of the file that it names.
 std::string text_or_file(const std::string &given, bool is_text, Io &io) {
     return is_text ? given : read_all(given, io.in);
 }
@@ -23,18 +23,20 @@ bool looks_like_schema(const std::string &given) {
 
 void add_constraint_options(OptionTable &table, ConstraintFlags &f) {
     using grammar::Whitespace;
-    table.text("--grammar,--grammar-file", f.grammar, "only text of this grammar: GBNF, or a file of it")
+    table
+        .text("--grammar,--grammar-file", f.grammar,
+              "only text that this grammar allows: GBNF, or a file with it")
         .takes("FILE|TEXT");
     table
         .text("--json-schema,-j,-jf,--json-schema-file", f.schema,
-              "only JSON that this schema allows: the schema, or a file of it")
+              "only JSON that this schema allows: the schema, or a file with it")
         .takes("FILE|TEXT");
     table.text("--regex", f.regex, "only text that matches this regular expression as a whole")
         .takes("REGEX");
     table.list("--choice", f.choices, "only one of these texts; repeatable");
     // ollama takes a schema here, too.
     table
-        .add("--format", "WORD", "json: only JSON, of any shape; or a schema",
+        .add("--format", "WORD", "json: only JSON, of any shape; or a JSON schema",
              [&f](const std::string &text) {
                  if (text != "json" && text != "text" && !looks_like_schema(text))
                      throw ValueError("json, text or a JSON schema");
@@ -47,7 +49,7 @@ void add_constraint_options(OptionTable &table, ConstraintFlags &f) {
         .choice(
             "--whitespace", f.whitespace,
             {{"bounded", Whitespace::Bounded}, {"compact", Whitespace::Compact}, {"any", Whitespace::Any}},
-            "in JSON: bounded (a blank, or newlines and up to 20 blanks), compact (none), any")
+            "blanks in JSON: bounded (a blank, or newlines and up to 20 blanks), compact (none), any")
         .rare();
     table.flag("--any-order", f.any_order, "a schema's properties may come in any order").rare();
 }

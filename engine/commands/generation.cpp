@@ -43,7 +43,7 @@ double milliseconds(double seconds) {
     return std::round(seconds * 1e6) / 1e3;
 }
 
-// As in llama.cpp, "all", -1, and any number of at least the layer count mean all layers.
+// The number of layers; nullopt: "auto". As in llama.cpp, "all", -1 and any number from the layer count on mean all.
 std::optional<int64_t> gpu_layers(const std::string &text) {
     constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
     if (text == "auto") return std::nullopt;
@@ -51,16 +51,16 @@ std::optional<int64_t> gpu_layers(const std::string &text) {
     int64_t layers = 0;
     const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), layers);
     if (error != std::errc() || rest != text.data() + text.size())
-        throw UsageError("--gpu-layers: a number, auto or all, not " + text);
+        throw UsageError("--gpu-layers: expected a number, auto or all, not " + text);
     return layers < 0 ? kAll : layers;
 }
 
-// A file written by an earlier run may be replaced: all begin with the program's name.
+// A file of statistics from an earlier run may be replaced; it is known by its beginning, the program's name.
 gguf::OutputOptions stats_output(const Io &io) {
     return {.overwrite = io.overwrite, .own = R"({"program":"runnel",)"};
 }
 
-// The canonical path, even if no file is there yet.
+// The canonical path, even if the file does not exist yet.
 fs::path destination(fs::path path) {
     constexpr int kMostLinks = 40;
     std::error_code error;
@@ -106,12 +106,12 @@ decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const 
 namespace {
 
 decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &model) {
-    if (flags.least > flags.most) throw UsageError("--draft-min is above --draft-max");
+    if (flags.least > flags.most) throw UsageError("--draft-min is larger than --draft-max");
     if (!flags.model.empty() && flags.self_layers > 0)
-        throw UsageError("--draft-model and --self-draft exclude each other: choose one");
+        throw UsageError("--draft-model and --self-draft cannot be combined: choose one");
     const bool other = !flags.model.empty() || flags.self_layers > 0;
     if (flags.mtp == decode::Mtp::On && other)
-        throw UsageError("--mtp excludes --draft-model and --self-draft: choose one");
+        throw UsageError("--mtp cannot be combined with --draft-model or --self-draft: choose one");
     decode::DraftingOptions options;
     if (!flags.model.empty()) {
         ModelOptions draft;
@@ -249,9 +249,10 @@ Json speculation_json(const decode::SpeculationCounts &counts) {
 }
 
 std::string speculation_text(const decode::SpeculationCounts &c) {
-    const char *remark = c.drafted == 0                  ? "; no draft was worth verifying"
-                         : c.plain_passes > 4 * c.passes ? "; mostly off, because it is slower here"
-                                                         : "";
+    const char *remark = c.drafted == 0 ? "; no draft was worth verifying"
+                         : c.plain_passes > 4 * c.passes
+                             ? "; mostly off, because plain decoding is faster here"
+                             : "";
     char text[256];
     std::snprintf(
         text, sizeof text,
@@ -311,7 +312,7 @@ void check_stats_file(const StatsFlags &flags, const Io &io,
     if (flags.file.empty()) return;
     for (const auto &other : others)
         if (other && is_same_file(flags.file, *other))
-            throw UsageError("two outputs would go to " + gguf::printable(*other, 4096) +
+            throw UsageError("--stats-file and another output are both " + gguf::printable(*other, 4096) +
                              ": choose another --stats-file");
     gguf::check_output(flags.file, stats_output(io));
 }

@@ -19,7 +19,8 @@
 namespace runnel::commands {
 
 decode::EngineOptions engine_options(const ModelOptions &options);
-// The engine's options, which show the progress of loading; an interrupt ends it. Keeps `io` and `stop`.
+// Makes the engine's options, with a progress line for loading, which an interrupt ends. Keeps references to `io` and
+// `stop`.
 decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop);
 
 // Drafting for a model with the options `model`; nullopt if no flag requests drafts (--mtp auto does not). Throws
@@ -44,13 +45,13 @@ completion::Limits limits(const GenerationFlags &flags);
 // The finish reason of the answers that a stop ends.
 completion::FinishReason finish_reason(const decode::StopRequest &stop);
 
-// Notes the tool calls of an answer, which its text omits, and the problem if text that looks like a call is
-// not one. `where` is appended to each call.
+// Writes a note for each tool call of an answer, because the answer's text omits them, and a note if text that looks
+// like a call is not one. `where` is appended to each call.
 void note_calls(const completion::Done &done, Io &io, std::string_view where = "");
 // Whether the answer broke off before its reasoning ended: it has neither text nor calls.
 bool ended_in_reasoning(const completion::Done &done, bool has_reasoning, bool has_text);
 
-// The statistics of one answer.
+// The statistics of one run.
 struct Report {
     std::string model;
     uint64_t seed;
@@ -73,12 +74,13 @@ std::string report_text(const Report &report);  // lines for people
 // Records files that a command is about to read, so that no output overwrites them;
 // ignores "-" and missing files.
 void note_inputs(std::initializer_list<std::optional<std::string>> paths);
-// Before the work: throws gguf::OutputRefused if --stats-file must not be written, UsageError if it is one of the
-// other outputs.
+// Call before the work: throws gguf::OutputRefused if --stats-file must not be written, UsageError if it is the same
+// file as one of `others`.
 void check_stats_file(const StatsFlags &flags, const Io &io,
                       std::initializer_list<std::optional<std::string>> others = {});
 
-// --stats, --stats-file and --stats-fd. Throws gguf::WriteError if the file cannot be written.
+// Writes the statistics to the outputs of --stats, --stats-file and --stats-fd. Throws gguf::WriteError if the file
+// cannot be written.
 void write_stats(const StatsFlags &flags, const std::string &text, const Json &json, Io &io);
 void write_stats(const StatsFlags &flags, const Report &report, Io &io);
 

@@ -13,7 +13,7 @@
 namespace runnel::commands {
 namespace {
 
-// A JSON string per line in, a verdict per line out, as the lines come.
+// Reads one JSON string per line and writes one verdict per line as soon as possible.
 void check_lines(grammar::Machine &machine, Io &io) {
     constexpr size_t kPiece = 1 << 16;
     const auto lines = make_plain_lines(io.in);
@@ -68,8 +68,8 @@ void show(grammar::Machine &machine, const std::string &prefix, Io &io) {
     size_t read = 0;
     grammar::StateId state = machine.advance(machine.start(), prefix, &read);
     if (state == grammar::kDead)
-        throw InputError("the text is refused at byte " + std::to_string(read) + ": " +
-                         gguf::printable(std::string_view(prefix).substr(read), 20));
+        throw InputError("the grammar does not allow the text: it stops at byte " + std::to_string(read) +
+                         ": " + gguf::printable(std::string_view(prefix).substr(read), 20));
     std::string lines = machine.accepts(state) ? "end: yes\n" : "end: no\n";
     constexpr size_t kMostForced = 1000;
     std::string forced;
@@ -82,7 +82,7 @@ void show(grammar::Machine &machine, const std::string &prefix, Io &io) {
     if (!bytes.empty()) lines += "next: " + list_of(bytes) + "\n";
     for (const uint32_t set : machine.next_token_sets(state)) {
         const grammar::Program::TokenSet &tokens = machine.program().token_sets[set];
-        lines += tokens.negated ? "any token but:" : "token:";
+        lines += tokens.negated ? "any token except:" : "token:";
         for (const int32_t token : tokens.tokens) lines += " " + std::to_string(token);
         lines += "\n";
     }

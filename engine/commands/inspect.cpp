@@ -17,11 +17,11 @@
 namespace runnel::commands {
 namespace {
 
-constexpr uint64_t kShortArray = 16;           // elements; shorter arrays are shown whole,
-constexpr uint64_t kFirstElements = 8;         // longer arrays show only this many
-constexpr size_t kLongText = size_t{1} << 20;  // longer text is cut after this many bytes:
+constexpr uint64_t kShortArray = 16;           // arrays of up to this many elements are shown whole
+constexpr uint64_t kFirstElements = 8;         // of longer arrays, only this many elements are shown
+constexpr size_t kLongText = size_t{1} << 20;  // text of more bytes is cut to kFirstText
 constexpr size_t kFirstText = 1024;
-constexpr int kMostValues = 4096;  // in nested arrays
+constexpr int kMostValues = 4096;  // limit for the values shown of nested arrays
 
 struct Summary {
     std::string architecture;

@@ -70,7 +70,7 @@ std::optional<double> relative_error(const gguf::Tensor &a, const gguf::Tensor &
 
 struct Difference {
     std::string name, first, second;
-    std::optional<double> error = {};  // of tensors
+    std::optional<double> error = {};  // for tensors, the relative squared error
 };
 
 struct Differences {

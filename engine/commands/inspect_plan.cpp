@@ -150,7 +150,7 @@ std::string table(const Planned &plan, CacheTypes types, int64_t memory) {
             format(" = %zu bytes\n", measure::cell_bytes(plan.program, types));
     text += windows_text(plan.program);
     if (const auto heads = heads_of(plan.program, types); !heads.empty()) {
-        text += "by K/V heads:";
+        text += "K and V of a token by number of K/V heads:";
         for (const Heads &kind : heads)
             text += format("%s %s %.0f bytes", &kind == &heads.front() ? "" : ",", kind.name.c_str(),
                            kind.cell_bytes);

@@ -14,25 +14,25 @@
 
 namespace runnel::commands {
 
-// Contradictory arguments. Exit code 2, as for unknown flags.
+// Thrown for wrong or contradictory arguments. Exit code 2.
 class UsageError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// A prompt, id list or base file that cannot be used. Exit code 5.
+// Thrown for an input that cannot be used: a prompt, a list of ids, a base file. Exit code 5.
 class InputError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The result cannot be written (a full disk). Exit code 1.
+// Thrown if the result cannot be written (a full disk). Exit code 1.
 class OutputError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The reader of the result has closed the pipe (`| head -1`): the program ends quietly with exit code 0.
+// Thrown if the reader of the result has closed the pipe (`| head -1`): the program ends quietly with exit code 0.
 struct ClosedPipe {};
 
-// SIGINT arrived before there was any result: exit code 130.
+// Thrown if SIGINT arrived before there was any result. Exit code 130.
 using base::Interrupted;
 
 namespace exit_code {
@@ -110,7 +110,7 @@ inline constexpr size_t kLargestInput = (size_t{512} << 20) - 1;
 
 // Reads all of a file ("-": of `in`). Throws UsageError if it cannot be opened (exit code 2, as for a missing
 // model), InputError if reading fails or it is 512 MiB or larger, Interrupted if the user requested a stop.
-// (A deadline does not shorten a prompt: an answer to half of a question is useless.)
+// A deadline does not cut the text short.
 std::string read_all(const std::string &path, int in, const decode::StopRequest *stop = nullptr,
                      InputFile::Replaceable replaceable = InputFile::Replaceable::No);
 

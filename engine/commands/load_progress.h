@@ -16,7 +16,7 @@ std::string load_line(size_t done, size_t all, double seconds);
 
 // For EngineOptions::progress: shows the line on stderr if that is a terminal (and without -q), at most five
 // times a second, and removes it at the end. An interrupt ends the loading; a deadline does not, because it
-// limits the answer. Keeps `io` and `stop`.
+// limits the answer. Keeps references to `io` and `stop`.
 kernels::LoadProgress load_progress(Io &io, const decode::StopRequest &stop);
 
 }  // namespace runnel::commands

@@ -22,8 +22,8 @@ struct ModelOptions {
     int32_t batch = 512;
     std::string device = "auto";            // "cpu", "cuda", "cuda:N"
     std::string gpu_layers = "auto";        // "all" or a number
-    bool cpu_moe = false;                   // all experts on the CPU,
-    std::optional<int64_t> cpu_moe_layers;  // or only those of the first N layers
+    bool cpu_moe = false;                   // all experts on the CPU
+    std::optional<int64_t> cpu_moe_layers;  // only the experts of the first N layers on the CPU
     decode::CacheOptions cache;
 };
 
@@ -37,7 +37,7 @@ struct GenerationFlags {
     bool ignore_eos = false;
     std::optional<double> deadline;  // seconds
     ConstraintFlags constraint;
-    int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives of each token; -1: none are wanted
+    int32_t logprobs = -1, prompt_logprobs = -1;  // number of alternatives for each token; -1: off
 };
 
 struct TemplateFlags {
@@ -56,11 +56,12 @@ struct TemplateFlags {
 
 using Overflow = completion::OverflowPolicy;
 
-struct PromptStoreFlags {  // --prompt-cache auto|off (stored_prompts.h)
+// --prompt-cache auto|off (stored_prompts.h)
+struct PromptStoreFlags {
     bool is_on = true;
     int64_t most_bytes = int64_t{4} << 30;
 };
-// What such a store did.
+// What a store of prompts did in a run.
 struct StoredReport {
     std::string folder;
     size_t found, saved;      // tokens
@@ -76,13 +77,13 @@ struct StatsFlags {
 
 struct DraftFlags {
     std::string model = {};           // a draft model's file; empty: none
-    std::string device = "auto";      // of the draft model,
-    std::string gpu_layers = "auto";  // and the number of its layers there
+    std::string device = "auto";      // the draft model's --device
+    std::string gpu_layers = "auto";  // the draft model's --gpu-layers
     bool lookup = false;
     int32_t self_layers = 0;
     decode::Mtp mtp = decode::Mtp::Off;
     int32_t most = 16, least = 0;
-    int32_t branches = 4;  // alternative continuations
+    int32_t branches = 4;  // maximum number of draft branches
     float least_probability = 0;
     decode::DraftRule rule = decode::DraftRule::Same;
 };
@@ -101,11 +102,11 @@ struct RunOptions {
     bool raw = false, echo = false, json = false;
     std::optional<bool> show_thinking;  // default: no
     Overflow overflow = Overflow::Error;
-    std::optional<std::string> prompt_cache;   // file of a prefilled prompt
-    std::optional<std::string> trace;          // file of a timeline
-    std::optional<std::string> spec_trace;     // file of the passes with drafts; "-": stderr
-    std::optional<std::string> attention_map;  // file of the map; "-": stderr
-    std::optional<int32_t> layer, head;        // of the map
+    std::optional<std::string> prompt_cache;   // file for a prefilled prompt
+    std::optional<std::string> trace;          // file for a timeline
+    std::optional<std::string> spec_trace;     // file for the picture of the passes with drafts; "-": stderr
+    std::optional<std::string> attention_map;  // file for the attention map; "-": stderr
+    std::optional<int32_t> layer, head;        // shown in the attention map
     PromptStoreFlags store{.is_on = false};
     int32_t samples = 1, beams = 1;  // not both above 1
 };
@@ -120,13 +121,14 @@ struct BatchOptions {
     TemplateFlags chat;
     bool lines = false;  // every line is a prompt instead of JSON
     bool raw = false, unordered = false;
-    bool resume = false, force = false;  // continue the output file; even if settings or rows differ
-    std::optional<bool> show_thinking;   // default: no
+    bool resume = false,
+         force = false;  // --resume, --force: continue the output file; even if settings differ
+    std::optional<bool> show_thinking;  // default: no
     Overflow overflow = Overflow::Error;
-    bool timings = false;  // with every answer
+    bool timings = false;  // add timings to every answer
     bool explain = false;  // the cache of the run, compared with reservation
     int32_t parallel = 32;
-    Shard shard{1, 1};  // lines part, part + parts, ...
+    Shard shard{1, 1};  // the lines to answer: part, part + parts, part + 2 * parts ...
     PromptStoreFlags store;
 };
 
@@ -141,10 +143,10 @@ struct ChatOptions {
     Overflow overflow = Overflow::Shift;
     bool compact = false;  // summarize the oldest turns before the overflow policy drops them
     std::string color = "auto";
-    bool plain = false;                 // answers as the model writes them, at a terminal, too
-    bool go_on = false;                 // the last chat with the model
-    std::optional<std::string> saved;   // a saved chat, or the name of a new one
-    std::vector<std::string> attached;  // files that go with the first message
+    bool plain = false;                 // --plain: answers as the model writes them, even at a terminal
+    bool go_on = false;                 // --continue: the last chat with the model
+    std::optional<std::string> saved;   // --chat: a saved chat, or the title of a new one
+    std::vector<std::string> attached;  // --attach: files for the first message
     PromptStoreFlags store;
     std::optional<std::string> mcp;  // a file that names MCP servers
     std::vector<std::string> mcp_allowed;
@@ -154,8 +156,8 @@ struct ChatOptions {
 struct InspectOptions {
     std::string path;
     bool json = false, tensors = false, arrays = false;
-    bool supported = false;  // list what this program runs, instead of a file
-    // The memory plan:
+    bool supported = false;  // list the supported families and formats instead of a file's content
+    // For the memory plan:
     int64_t context = 0;  // 0: the model's own
     int32_t sequences = 1, batch = 512;
     decode::CacheOptions cache = {};

@@ -28,8 +28,9 @@ std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const E
     std::vector<text::TokenId> tokens = engine.tokenizer().encode(text);
     if (tokens.size() < 2 * static_cast<size_t>(context))
         throw InputError(gguf::printable(options.file, 4096) + " has " + std::to_string(tokens.size()) +
-                         " tokens; a context of " + std::to_string(context) + " needs at least " +
-                         std::to_string(2 * static_cast<size_t>(context)) + " (a smaller one with -c)");
+                         " tokens, but a context of " + std::to_string(context) + " needs at least " +
+                         std::to_string(2 * static_cast<size_t>(context)) +
+                         ": choose a shorter context with -c, or a longer text");
     return tokens;
 }
 
@@ -80,7 +81,7 @@ Json summary_json(const measure::Perplexity &result, double by_byte) {
     return json;
 }
 
-// The size of the chunks: that of the base, if there is one.
+// The number of tokens of a chunk: the base's, if there is one.
 int32_t chunk_size(const PerplexityOptions &options, const std::optional<LogitsReader> &base) {
     if (base) {
         if (options.model.context > 0 && options.model.context != base->context())
@@ -123,8 +124,8 @@ void check(const PerplexityOptions &options) {
         throw UsageError(options.file.empty() ? "give the text with -f FILE (or a base with --kl-base FILE)"
                                               : "--kl-base contains the text already: omit -f");
     if (!options.base.empty() && !options.save_logits.empty())
-        throw UsageError("--save-logits and --kl-base exclude each other");
-    if (options.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
+        throw UsageError("--save-logits and --kl-base cannot be combined");
+    if (options.chunks == 0) throw UsageError("--chunks: expected at least 1, or -1 for all");
 }
 
 }  // namespace

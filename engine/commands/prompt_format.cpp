@@ -32,7 +32,7 @@ void add_variable(Json &variables, const std::string &text) {
     variables[text.substr(0, equals)] = std::move(value);
 }
 
-// A list of definitions, or {"tools": [...]} as requests of other programs have it.
+// Reads a list of definitions, or {"tools": [...]}, the shape of requests to other programs.
 Json read_tools(const std::string &path) {
     const std::string name = gguf::printable(path, 4096);
     try {
@@ -45,7 +45,7 @@ Json read_tools(const std::string &path) {
     throw InputError(name + " has no tools: expected a JSON list of definitions");
 }
 
-// The definitions of --tools, and `more` (a list or null) behind them; null: neither is given.
+// The definitions of --tools, followed by `more` (a list or null); null if neither is given.
 Json tool_definitions(const TemplateFlags &flags, const Json &more) {
     if (!flags.tools) return more;
     Json all = read_tools(*flags.tools);
@@ -101,7 +101,8 @@ std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
     }
     if (!format.tool_format())
         notes.push_back(
-            "the chat template has no tool-call format that runnel knows: calls stay in the text");
+            "the chat template has no tool-call format that runnel knows: calls are part of the answer's "
+            "text");
     if (format.tool_format())
         for (std::string &problem : grammar::tool_problems(*format.tool_format(), *use))
             notes.push_back(std::move(problem));

@@ -14,19 +14,18 @@
 
 namespace runnel::commands {
 
-// Throws UsageError for a contradictory or invalid option, InputError for a template or tool definitions that
-// cannot be used.
-// `more`: definitions of tools besides those of --tools, or null.
+// `more`: definitions of tools besides those of --tools, or null. Throws UsageError for a contradictory or invalid
+// option, InputError for a template or tool definitions that cannot be used.
 completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags,
                                        const Json &more = nullptr);
-// The tools of --tools, and `more`, under --tool-choice; null if there are none. Notes those that cannot be called. Throws
-// UsageError and InputError.
+// The tools of --tools and `more`, with the choice of --tool-choice; null if there are none. Writes a note for each
+// tool that cannot be called. Throws UsageError and InputError.
 std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
                                               const completion::PromptFormat &format, Io &io,
                                               const Json &more = nullptr);
 // Throws UsageError if template flags are given without a template or with --raw.
 void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw);
-// Notes template flags that have no effect with this model.
+// Writes a note for each template flag that has no effect with this model.
 void note_unused(const TemplateFlags &flags, const completion::PromptFormat &format, Io &io);
 
 // The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.

@@ -84,7 +84,8 @@ std::string traits_of(const text::PreTokenizerKind &kind) {
 
 std::string tokenizers_text() {
     std::string text =
-        "\ntokenizers (tokenizer.ggml.model, and for gpt2 tokenizer.ggml.pre), and what was compared with\n";
+        "\ntokenizers (tokenizer.ggml.model, and for gpt2 tokenizer.ggml.pre), and what they were compared "
+        "with\n";
     text += "\n  llama: SentencePiece BPE\n    recorded ids of the models' tokenizers\n";
     for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds()) {
         const std::string traits = traits_of(kind);
@@ -109,15 +110,16 @@ Json tokenizers_json() {
 
 void print_text(Io &io) {
     std::string text =
-        "families, and how far their next-token distributions are from a peer's on the same file of random "
+        "families, and how much their next-token distributions differ from a peer's on the same file of "
+        "random "
         "F32\n"
-        "weights (KL divergence, nats per token; how often the most likely token is the same)\n\n  " +
+        "weights (KL divergence in nats per token; how often the most likely token is the same)\n\n  " +
         padded("family", 28) + padded("peer", 18) + " mean KL    max KL   same top\n";
     for (const Verification &row : kVerified) text += row_text(row);
     for (const std::string_view name : model::supported_architectures())
         if (!is_recorded(name))
             text += "  " + padded(name, 28) +
-                    "no peer's result is recorded: compared with double precision only\n";
+                    "compared only with double precision: no peer's result is recorded\n";
     text += "\nformats of weights\n  ";
     for (const std::string_view name : formats()) text += std::string(name) + " ";
     text.back() = '\n';

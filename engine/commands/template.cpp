@@ -16,7 +16,7 @@ namespace {
 
 namespace jinja = text::jinja;
 
-// "2025-06-01", also with a time after a blank or "T".
+// Parses "2025-06-01", optionally with a time after a blank or "T".
 std::tm parse_date(const std::string &text) {
     int year = 0, month = 0, day = 0, hour = 0, minute = 0, second = 0, length = 0;
     char between = ' ';

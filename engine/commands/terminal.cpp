@@ -14,7 +14,7 @@ namespace runnel::commands {
 namespace {
 
 constexpr std::string_view kPasteOn = "\x1b[?2004h";
-// The marks of pastes off, wrapping and the cursor on, no color.
+// Turns the marking of pastes off, wrapping and the cursor on, and colors off.
 constexpr std::string_view kPlain = "\x1b[?7h\x1b[?25h\x1b[0m\x1b[?2004l";
 constexpr std::array<int, 3> kEndings = {SIGTERM, SIGHUP, SIGQUIT};
 constexpr std::array<int, 3> kChanges = {SIGTSTP, SIGCONT, SIGWINCH};
@@ -78,7 +78,7 @@ void handle(int number, void (*handler)(int), int flags, struct sigaction *befor
 
 constexpr int kStopFlags = SA_RESTART | SA_NODEFER | SA_RESETHAND;
 
-// The flags give the signal its default action while its handler runs: raise() stops the program.
+// kStopFlags restores the signal's default action while this handler runs, so raise() stops the program.
 void stop(int number) {
     const int error = errno;
     restore();
@@ -93,7 +93,7 @@ void stop(int number) {
 void change(int number) {
     const int error = errno;
     if (number == SIGCONT && state().mode != Mode::Original)
-        apply(state().mode);  // not to an editor's terminal
+        apply(state().mode);  // in mode Original, another program such as an editor uses the terminal
     tell(number == SIGCONT ? kContinued : kWindow);
     errno = error;
 }
@@ -150,7 +150,7 @@ OriginalTerminal::~OriginalTerminal() {
     if (before_ != Mode::Original) apply(before_);
 }
 
-// This process ignores the signal to the group: raise() stops it in this thread.
+// Stops the other processes of the group first, while this one ignores the signal; raise() then stops this one.
 void TerminalModes::suspend() {
     struct sigaction ignore {
     }, before{};

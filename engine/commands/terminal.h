@@ -20,15 +20,16 @@ class TerminalModes {
     TerminalModes &operator=(const TerminalModes &) = delete;
 
     void enter(Mode mode);
-    // Stops the process group, as Ctrl-Z does elsewhere; returns when it continues, and at once if the program cannot be
+    // Stops the process group, as Ctrl-Z does in other programs. Returns when it continues, or at once if it cannot be
     // stopped.
     void suspend();
     // A descriptor that becomes readable when the window's size changes or the program continues after a stop.
     int changes() const;
     // Empties that descriptor and says what happened since the last call.
     struct Changes {
-        bool window = false;     // the window's size
-        bool continued = false;  // after a stop: others have written to the terminal
+        bool window = false;  // the window's size
+        bool continued =
+            false;  // the program continued after a stop: others may have written to the terminal
     };
     Changes take_changes();
 };

@@ -30,7 +30,7 @@ std::string table_of(const std::vector<TokenId> &ids, const Tokenizer &tokenizer
     return lines;
 }
 
-// Numbers separated by any blanks, commas and brackets.
+// Parses ids separated by any blanks, commas and brackets.
 std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer) {
     std::vector<TokenId> ids;
     const char *at = text.data(), *const end = at + text.size();
@@ -42,8 +42,8 @@ std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer
         TokenId id = 0;
         const auto [next, error] = std::from_chars(at, end, id);
         if (error != std::errc() || id < 0 || id >= tokenizer.size())
-            throw InputError("not a token id of this vocabulary of " + std::to_string(tokenizer.size()) +
-                             ": '" + gguf::printable(std::string_view(at, end).substr(0, 20)) + "'");
+            throw InputError("not an id of this vocabulary of " + std::to_string(tokenizer.size()) + ": '" +
+                             gguf::printable(std::string_view(at, end).substr(0, 20)) + "'");
         ids.push_back(id);
         at = next;
     }

@@ -81,7 +81,7 @@ class ScheduledSequence {
     const RowMask &mask() const { return mask_; }
     std::vector<DraftBranch> &branches() { return branches_; }
     void count_computed(size_t tokens) { computed_ += static_cast<int64_t>(tokens); }
-    void set_rows(const LogitRows &rows);  // once all tokens are computed
+    void set_rows(const LogitRows &rows);  // call once all tokens are computed
     void drop_rows() { rows_ = {}; }
     void drop_branch_caches();
     void evict();

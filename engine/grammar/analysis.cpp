@@ -201,7 +201,7 @@ void refuse_left_recursion(const Grammar &grammar, const std::vector<bool> &used
     for (uint32_t i = 0; i < grammar.rules.size(); ++i)
         if (used[i])
             first_rules(*grammar.rules[i].body, nullable_rules, [&](uint32_t to) { first[i].push_back(to); });
-    std::vector<uint8_t> color(grammar.rules.size());  // 1: on the way, 2: done
+    std::vector<uint8_t> color(grammar.rules.size());  // 1: being visited, 2: visited
     for (uint32_t root = 0; root < grammar.rules.size(); ++root) {
         if (!used[root] || color[root]) continue;
         std::vector<std::pair<uint32_t, size_t>> way{{root, 0}};

@@ -27,14 +27,14 @@ enum class Kind : uint8_t {
     Never,
     Empty,
     Bytes,       // `text`
-    Chars,       // one of `chars`, in `spelling`
+    Chars,       // one character of `chars`, written as `spelling` says
     Sequence,    // `parts`
     Choice,      // `parts`
     Repeat,      // parts[0], `min` to `max` times
     Rule,        // rules[`rule`]
     Token,       // one of the tokens `tokens`, or any other one if `negated`
-    Words,       // a word of `dfa` (dfa.h) of `min` to `max` characters, in `spelling`
-    Properties,  // an object's: see PropertyList
+    Words,       // a text of `min` to `max` characters that `dfa` (dfa.h) accepts, written as `spelling` says
+    Properties,  // the properties of an object: see PropertyList
     Assert,      // matches no character: `assertion`; allowed only in expressions that become a Dfa
 };
 

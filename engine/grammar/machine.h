@@ -111,7 +111,7 @@ class Machine {
     static constexpr uint32_t kBottomFrame = 0xffffffff;
 
     StateId compute_step(StateId state, size_t byte_class);
-    StateId close();  // of seeds_
+    StateId close();  // the state of all ways that open_ leads to without reading
     void follow(const Program::Node &node, StackId stack);
     void push(uint32_t node, StackId stack);
     void pop_return(StackId stack);

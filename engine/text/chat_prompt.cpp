@@ -149,7 +149,7 @@ void ChatPrompt::find_tool_format() {
         }
     };
     const auto before = rendered(false);
-    // Arguments as an object first: a template that writes JSON would quote a string a second time.
+    // Try arguments as an object before arguments as text: a template that writes JSON would quote text a second time.
     for (const int way : {0, 1, 2, 3}) {
         arguments_as_text_ = way & 1;
         calls_without_content_ = way & 2;

@@ -21,7 +21,7 @@ class SentencePieceEncoder::Rules {
 
     size_t start(size_t begin, size_t bytes, std::vector<Symbol> &symbols) {
         begin_ = begin;
-        // Whole characters: the last one may extend three bytes further.
+        // Symbols are whole characters, so the last one may end up to three bytes later.
         if (symbols.size() < bytes + 4) symbols.resize(bytes + 4);
         size_t at = 0;
         for (uint16_t length = 0; at < bytes; at += length) {

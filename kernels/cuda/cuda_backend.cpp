@@ -431,7 +431,8 @@ void CudaBackend::enqueue(const LinearOp &op) {
         if (part.out != kNoSlot) m.out = slot(part.out), m.out_stride = stride(part.out);
     }
     params.tokens = tokens_;
-    // Whole rows are the work of one block: for more than one row, a separate launch is faster.
+    // A row that is quantized as a whole is the work of one thread block. For more than one such row, a separate
+    // launch is faster.
     bool prepares = op.prepare.has_value() && tokens_ <= kPreparedTokens;
     if (prepares) {
         params.prepare = quantize_params(*op.prepare);

@@ -108,7 +108,7 @@ TEST_CASE("fuzz: a GGUF file cut off anywhere is refused") {
     }
 }
 
-TEST_CASE("fuzz: 30,000 random corruptions of a GGUF file") {
+TEST_CASE("fuzz: 30,000 random corruptions of a GGUF file are read or refused") {
     const Bytes whole = small_file();
     [[maybe_unused]] const size_t before = peak_memory();
     int opened = 0;
@@ -128,7 +128,7 @@ TEST_CASE("fuzz: 30,000 random corruptions of a GGUF file") {
 #endif
 }
 
-TEST_CASE("fuzz: every 32-bit and 64-bit field of a GGUF file with awkward values") {
+TEST_CASE("fuzz: awkward values in every 32-bit and 64-bit field of a GGUF file are read or refused") {
     const Bytes whole = small_file();
     const size_t header = 700;  // metadata and most of the tensor table
     for (size_t at = 4; at < header; ++at)
@@ -143,7 +143,7 @@ TEST_CASE("fuzz: every 32-bit and 64-bit field of a GGUF file with awkward value
         }
 }
 
-TEST_CASE("fuzz: random corruptions of a part of a split model") {
+TEST_CASE("fuzz: random corruptions of a part of a split model are read or refused") {
     const TemporaryDirectory directory;
     const auto part = [](uint16_t number) {
         GgufBytes bytes;

@@ -104,8 +104,8 @@ TEST_CASE("fuzz: ten thousand damaged models run or are refused") {
     for (int round = 0; round < 10000; ++round) {
         CAPTURE(round);
         Bytes bytes = whole;
-        // Edits mostly the header: metadata, vocabulary and tensor table, where bytes have effects. Each edit
-        // works on a piece of its own, so that what follows keeps its place unless the piece changes size.
+        // Most edits change the header: metadata, vocabulary and tensor table, where every byte has an effect. Only
+        // the first `reach` bytes are mutated; the rest is appended unchanged.
         for (uint64_t edits = 1 + random.below(3); edits > 0; --edits) {
             const size_t header = std::min<size_t>(9000, bytes.size());
             const size_t reach = random.below(8) == 0 ? bytes.size() : header;

@@ -109,7 +109,7 @@ TEST_CASE("dequantize: MXFP4 is a power of two times an E2M1 value") {
     }
 }
 
-TEST_CASE("dequantize: UE4M3 scales, there and back") {
+TEST_CASE("dequantize: UE4M3 scales are decoded and encoded without loss") {
     // 4 bits of exponent with bias 7, 3 of mantissa.
     for (int bits = 0; bits < 0x7f; ++bits) {
         const int exponent = bits >> 3, mantissa = bits & 7;

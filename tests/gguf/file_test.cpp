@@ -59,7 +59,7 @@ GgufBytes one_tensor(const std::vector<uint64_t> &shape, uint32_t type, uint64_t
 
 }  // namespace
 
-TEST_CASE("file: all value types") {
+TEST_CASE("file: metadata values of all types are read") {
     for (const uint32_t version : {2u, 3u}) {
         GgufBytes bytes;
         bytes.header(0, 15, version);
@@ -107,7 +107,7 @@ TEST_CASE("file: all value types") {
     }
 }
 
-TEST_CASE("file: the tensor table") {
+TEST_CASE("file: the tensor table is read") {
     GgufBytes bytes;
     bytes.header(3, 1).key("general.alignment", ValueType::U32, 64u);
     bytes.tensor("b", {3, 5}, kF32, 64).tensor("a", {64}, kQ4_0, 0).tensor("scalar", {}, kF32, 128);
@@ -128,12 +128,12 @@ TEST_CASE("file: the tensor table") {
     CHECK(file.find_tensor("c") == nullptr);
 }
 
-TEST_CASE("file: a known type that is not supported opens") {
+TEST_CASE("file: a file with a tensor of a known but unsupported type opens") {
     const File file = one_tensor({32}, static_cast<uint32_t>(Type::Q8_1), 0, 36).open();
     CHECK_FALSE(traits(file.tensors()[0].type).supported);
 }
 
-TEST_CASE("file: broken headers and metadata") {
+TEST_CASE("file: broken headers and metadata are refused") {
     CHECK_SAYS(error_of(GgufBytes().header(0, UINT64_MAX)), "18446744073709551615 metadata entries");
     CHECK_SAYS(error_of(GgufBytes().header(UINT64_MAX / 2, 0)), "tensors at byte 24 cannot fit");
     CHECK_SAYS(error_of(GgufBytes().header(0, 0, 1)), "version 1; only versions 2 and 3");
@@ -172,7 +172,7 @@ TEST_CASE("file: broken headers and metadata") {
         "metadata key 'k' appears twice");
 }
 
-TEST_CASE("file: damaged counts in a file large enough for them") {
+TEST_CASE("file: damaged counts are refused, even if the file is large enough for them") {
     const TemporaryDirectory directory;
     const auto error_with_header = [&](uint64_t tensors, uint64_t key_values) {
         write_file(directory / "m.gguf", GgufBytes().header(tensors, key_values).span());
@@ -185,7 +185,7 @@ TEST_CASE("file: damaged counts in a file large enough for them") {
     CHECK_SAYS(error_with_header(100, 0), "tensor 0: its name is empty");
 }
 
-TEST_CASE("file: broken tensor tables") {
+TEST_CASE("file: broken tensor tables are refused") {
     CHECK(error_of(one_tensor({4}, kF32, 0, 16)).empty());
     CHECK_SAYS(error_of(one_tensor({4}, kF32, 0, 15)),
                "'t': 16 bytes at offset 0 of the data reach beyond the end");
@@ -302,7 +302,7 @@ TEST_CASE("file: a split set opens from any part") {
     }
 }
 
-TEST_CASE("file: split sets that do not fit together") {
+TEST_CASE("file: split sets that do not fit together are refused") {
     SplitSet set;
     set.write_all();
     set.write(3, 2, 3, {"a"});

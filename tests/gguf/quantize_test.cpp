@@ -133,7 +133,7 @@ TEST_CASE("quantize: values of a format come through unchanged where its search 
     }
 }
 
-TEST_CASE("quantize: which types are supported") {
+TEST_CASE("quantize: can_quantize() is true for exactly the supported types") {
     for (const Type type : kQuantized) CHECK(can_quantize(type));
     for (const Type type : {Type::F32, Type::F16, Type::BF16}) CHECK(can_quantize(type));
     for (const Type type : {Type::F64, Type::I32, Type::Q8_1, Type::IQ2_XXS}) CHECK_FALSE(can_quantize(type));

@@ -32,7 +32,7 @@ std::vector<int32_t> sample() {
     return tokens;
 }
 
-// The rows of two slots, around the step at an index: [tokens][width].
+// The rows of one slot before a step and of one slot after it, each [tokens][width].
 struct Around {
     std::vector<std::vector<float>> before, after;
 };
@@ -135,7 +135,7 @@ TEST_CASE("attention map: the weighted sum of the values is what the kernels com
     }
 }
 
-TEST_CASE("attention map: an imposed window with sink tokens") {
+TEST_CASE("attention map: an imposed window with sink tokens is respected") {
     const TemporaryModel model{ModelShape{}};
     model::Model built = model::build(model.file);
     model::impose_window(built.program, 20, 3);

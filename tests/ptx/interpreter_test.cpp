@@ -61,7 +61,7 @@ TEST_CASE("ptx: an unsupported instruction is an error with line and instruction
     CHECK_THROWS_AS(Module(".version 9.0\n.func f() {}", "test.ptx"), Error);
 }
 
-TEST_CASE("ptx: integers as the ISA defines them") {
+TEST_CASE("ptx: integer instructions compute what the ISA defines") {
     CHECK(value_of("prmt.b32 %r0, %r1, %r2, 0x5410;", 0x44332211, 0x88776655) == 0x66552211);
     CHECK(value_of("prmt.b32 %r0, %r1, %r2, 0xf981;", 0x44332291, 0xf8776655) == 0xff00ff22);
     CHECK(value_of("lop3.b32 %r0, %r1, %r2, %r3, 0xea;", 0b11110000, 0b11001100, 0b10101010) == 0b11101010);
@@ -92,7 +92,7 @@ TEST_CASE("ptx: integers as the ISA defines them") {
     CHECK(value_of("cvt.s16.s8 %h2, %h1; cvt.u32.u16 %r0, %h2;", 0x180) == 0xff80);
 }
 
-TEST_CASE("ptx: floats: ties, signs of zero, NaN and the order of pairs") {
+TEST_CASE("ptx: float instructions handle ties, signed zeros, NaN and the order of pairs") {
     const uint32_t nan = 0x7fc12345;
     CHECK(value_of("add.rn.f32 %f4, %f1, %f2; mov.b32 %r0, %f4;", nan, bits(1)) == 0x7fffffff);
     CHECK(value_of("max.f32 %f4, %f1, %f2; mov.b32 %r0, %f4;", nan, bits(-1)) == bits(-1));
@@ -198,7 +198,7 @@ TEST_CASE("ptx: barriers and shared memory") {
     CHECK(fails_with("ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [arena+8];", "not aligned"));
 }
 
-TEST_CASE("ptx: global memory: bounds, alignment and constant ranges") {
+TEST_CASE("ptx: accesses to global memory are checked for bounds, alignment and constant ranges") {
     CHECK(fails_with("st.global.u32 [%out+4], %r1;",
                      "test.ptx:21: st.global.u32 (block 0, thread 63): 4 bytes"));
     CHECK(fails_with("ld.global.u32 %r1, [%in+1];", "not aligned"));

@@ -55,7 +55,7 @@ TEST_CASE("cuda math: reciprocal and soft-cap stay within the stated errors") {
     CHECK(std::isnan(soft_cap_p(NAN, 50.0f, 0.02f)));
 }
 
-TEST_CASE("cuda math: the ends of the ranges") {
+TEST_CASE("cuda math: results are right at the ends of the ranges") {
     CHECK(exp2_p(0.0f) == 1.0f);
     CHECK(exp2_p(-1.0f) == 0.5f);
     CHECK(exp2_p(127.0f) == 0x1p127f);
@@ -73,7 +73,7 @@ TEST_CASE("cuda math: the ends of the ranges") {
     CHECK(std::isnan(tanh_p(NAN)));
 }
 
-TEST_CASE("cuda math: sin and cos of every quadrant") {
+TEST_CASE("cuda math: sin and cos are right in every quadrant") {
     runnel::testing::Random random(8);
     double error = 0;
     for (int i = 0; i < 200000; ++i) {

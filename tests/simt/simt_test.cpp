@@ -247,7 +247,7 @@ TEST_CASE("simt: what a device refuses while a graph is recorded") {
     record([&] { launch(small.stream, block_sum_kernel(), {1, kSmallShared}, small.params()); });
 }
 
-TEST_CASE("simt: launches with more shared memory than prepare() allowed or the device has") {
+TEST_CASE("simt: launches with more shared memory than prepare() allowed or the device has fail") {
     constexpr size_t kMuch = 50 << 10;
     Small small;
     const auto start = [&](LaunchShape shape) {
@@ -327,7 +327,7 @@ TEST_CASE("simt: memory that is short, misused or unknown is an error") {
     CHECK(free_memory(0) == before);
 }
 
-TEST_CASE("simt: integer and bit functions as the PTX manual defines them") {
+TEST_CASE("simt: integer and bit functions compute what the PTX manual defines") {
     CHECK(prmt(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u);
     CHECK(prmt(0x00008000u, 0u, 0x0009u) == 0x000000ffu);
     CHECK(float_to_int_rn(2.5f) == 2);

@@ -130,7 +130,7 @@ TEST_CASE("simt: a wrong row of a fragment and operands in the wrong order chang
     CHECK(multiply(shifted, right).f16_k16 != expected);
 }
 
-TEST_CASE("turing: sums of integers in binary16 are exact, put together from smaller ones or not") {
+TEST_CASE("turing: sums of integers in binary16 are exact, as one mma or as several smaller ones") {
     for (const bool smaller : {false, true}) {
         std::optional<simt::Turing> turing;
         if (smaller) turing.emplace();

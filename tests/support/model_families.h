@@ -68,7 +68,7 @@ struct FamilyFiles {
     std::string name = {};                                       // of the variant: "command-r-plus"
     std::string arch = {};                                       // general.architecture: "command-r"
     std::vector<std::string> norms = {"attn_norm", "ffn_norm"};  // of every layer, [width]
-    bool layer_norm = false;                                     // else RMS; selects the epsilon's key
+    bool layer_norm = false;  // in place of RMS norm; selects the epsilon's key
     bool norm_bias = false;
     HeadNorm head_norm = HeadNorm::None;
     Biases biases = Biases::None;

@@ -90,7 +90,7 @@ TEST_CASE("model maker: formats follow llama.cpp's rules") {
     CHECK(type_of(TemporaryModel(shape), "output.weight") == Type::Q4_0);
 }
 
-TEST_CASE("model maker: families and options") {
+TEST_CASE("model maker: options shape tensors and metadata, and wrong ones are refused") {
     ModelShape shape;
     shape.arch = "qwen3", shape.head_dim = 32, shape.tied = true, shape.rope_scaling = "yarn";
     const TemporaryModel qwen3(shape);
@@ -114,7 +114,7 @@ TEST_CASE("model maker: families and options") {
     CHECK_THROWS_AS(TemporaryModel{bad}, std::invalid_argument);
 }
 
-TEST_CASE("model maker: vocabularies") {
+TEST_CASE("model maker: vocabularies are made up or copied from a file") {
     const std::vector<std::string> pieces = made_up_pieces(5000);
     CHECK(std::set<std::string>(pieces.begin(), pieces.end()).size() == 5000);
     ModelShape shape;

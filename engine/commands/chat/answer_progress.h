@@ -10,7 +10,7 @@
 
 namespace runnel::commands {
 
-// "reading 1,448 tokens  61%  2 s left", of the tokens that were not cached; `seconds` since the beginning.
+// "reading 1,448 tokens  61%  2 s left"; cached tokens do not count. `seconds`: since the prefill began.
 std::string reading_line(const completion::Prefill &state, double seconds);
 // "214 tokens  23.4 tokens/s  context 1,204 of 4,096"
 std::string answer_line(const completion::Done &done, int64_t context);
@@ -23,10 +23,10 @@ std::string thought_line(double seconds);
 class ThinkingLine {
   public:
     explicit ThinkingLine(bool colors) : colors_(colors) {}
-    // What to write; without a line end.
+    // The text to write next, without a line end.
     std::string update(size_t tokens);
     std::string end(size_t tokens, double seconds);
-    // Removes the line.
+    // The text that removes the line.
     std::string clear() const;
 
   private:
@@ -39,7 +39,7 @@ class ThinkingLine {
 // second. Removes the line at the end.
 class ReadingProgress {
   public:
-    // Keeps `io`.
+    // Keeps a reference to `io`.
     explicit ReadingProgress(Io &io) : io_(io) {}
     ~ReadingProgress() { clear(); }
     ReadingProgress(const ReadingProgress &) = delete;

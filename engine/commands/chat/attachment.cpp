@@ -38,14 +38,15 @@ std::string regular_file(const std::string &path) {
     std::error_code error;
     const std::string whole = home_expanded(path);
     if (fs::exists(whole, error) && !fs::is_regular_file(whole, error))
-        throw InputError(gguf::printable(path, 4096) + " is not a file: reading it might never end");
+        throw InputError(gguf::printable(path, 4096) +
+                         " is not a regular file: pipes, devices and folders are not read");
     return whole;
 }
 
 Attachment read_attachment(const std::string &path) {
     const std::string text = read_all(home_expanded(path), -1);
     const std::string name = gguf::printable(path, 4096);
-    if (text.find_first_not_of(kBlanks) == std::string::npos) throw InputError(name + " has no text in it");
+    if (text.find_first_not_of(kBlanks) == std::string::npos) throw InputError(name + " contains no text");
     if (text.find('\0') != std::string::npos || !text::is_valid_utf8(text))
         throw InputError(name + " is not text: it is not valid UTF-8");
     return {fs::path(path).filename().string(), text};

@@ -9,14 +9,14 @@
 namespace runnel::commands {
 
 struct Attachment {
-    std::string name;  // the file's, without its folder
+    std::string name;  // the file's name without its folder
     std::string text;
 };
 
 // "~/x" with the home directory; any other path as it is.
 std::string home_expanded(const std::string &path);
-// As home_expanded(); the file need not exist. Throws InputError for a pipe, a device or a folder: reading
-// one might never end, and Ctrl-C stops only answers.
+// home_expanded(path), after a check: throws InputError for a pipe, a device or a folder, because reading one might
+// never end and Ctrl-C stops only answers. The file need not exist.
 std::string regular_file(const std::string &path);
 
 // Throws UsageError if the file cannot be opened, InputError if it is empty or not UTF-8 text.

@@ -10,7 +10,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr int32_t kBranchWindows = 16;  // branches of a conversation to which a chat returns without reading
+constexpr int32_t kBranchWindows = 16;  // branches of a conversation that stay in the cache
 
 }  // namespace
 

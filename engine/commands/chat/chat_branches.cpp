@@ -29,13 +29,13 @@ void ChatModel::forget() {
     for (const SequenceHandle handle : std::exchange(kept_, {})) queue_.release(handle);
 }
 
-// The kept sequence whose cache holds most of the prompt, the last one used among equals.
+// The kept sequence whose cache holds the longest beginning of the prompt; among equals, the one used last.
 SequenceHandle ChatModel::best_for(const completion::Request &request) const {
     if (kept_.size() < 2) return kept_.empty() ? completion::kNoSequence : kept_.back();
     std::vector<TokenId> prompt;
     try {
         prompt = format_.make(request, static_cast<size_t>(engine_.executor().context())).tokens;
-    } catch (const decode::DecodeError &) {  // the queue reports it
+    } catch (const decode::DecodeError &) {  // the queue reports this error
         return kept_.back();
     }
     const auto reusable = [&](SequenceHandle handle) {

@@ -30,11 +30,11 @@ std::string recorded_model(const ChatOptions &options) {
     if (options.go_on && !options.saved) chat = last_chat(folder, "");
     if (chat && !chat->model.empty()) return chat->model;
     throw UsageError(options.go_on && !options.saved
-                         ? "no model given, and no saved chat to continue: name a GGUF file"
+                         ? "no model given, and there is no saved chat to continue: name a GGUF file"
                          : "no model given: name a GGUF file");
 }
 
-// Refuses what can be refused without the model's weights, before servers start.
+// Checks the options as far as that needs no model, before servers start.
 void check_options(const ChatOptions &o, Io &io) {
     (void)drafting_options(o.draft, o.model);
     (void)engine_options(o.model);
@@ -77,16 +77,16 @@ Command chat_command() {
               "resume the saved chat with this title, or this number in /chats; a new title begins a "
               "new chat")
         .takes("NAME");
-    table.list("-a,--attach", o->attached, "a text file that goes with the first message; repeatable")
+    table.list("-a,--attach", o->attached, "attach a text file to the first message; repeatable")
         .takes("FILE");
     add_system_options(table, o->system, o->system_file);
     add_template_options(table, o->chat, o->show_thinking);
     table.in_group(Group::Prompt);
     table
-        .text(
-            "--mcp", o->mcp,
-            "start the MCP servers of a JSON file (\"mcpServers\"): the model may call their tools, and the "
-            "chat asks before each call")
+        .text("--mcp", o->mcp,
+              "start the MCP servers that a JSON file lists (\"mcpServers\"): the model may call their "
+              "tools, and the "
+              "chat asks before each call")
         .takes("FILE");
     table
         .list("--mcp-allow", o->mcp_allowed,
@@ -95,7 +95,7 @@ Command chat_command() {
         .rare();
     table
         .number("--mcp-timeout", o->mcp_timeout, whole_numbers(1, 86400),
-                "with --mcp: most seconds for a call, and for the servers to begin")
+                "with --mcp: time limit in seconds for a call, and for the start of the servers")
         .rare();
     add_generation_options(table, o->generation);
     add_model_options(table, o->model);

@@ -20,29 +20,30 @@ std::span<const Chat::Command> Chat::commands() {
         {"/help", "", "this", &Chat::help},
         {"/exit", "", "leave (also /bye, Ctrl-D)", &Chat::leave},
         {"/clear", "", "begin a new chat (also /reset)", &Chat::clear},
-        {"/regen", "", "another answer to your last message; the old one is kept", &Chat::regenerate},
-        {"/back", "", "the previous version of this answer or message", &Chat::previous},
-        {"/next", "", "the next version of this answer or message", &Chat::next},
+        {"/regen", "", "generate another answer to your last message; keep the old one", &Chat::regenerate},
+        {"/back", "", "go to the previous version of this answer or message", &Chat::previous},
+        {"/next", "", "go to the next version of this answer or message", &Chat::next},
         {"/undo", "", "take back your last message and its answer", &Chat::undo},
         {"/edit", "[N] [TEXT]", "change your last message, or message N, and ask again", &Chat::edit},
-        {"/tree", "", "all messages and branches of this chat, with their numbers", &Chat::tree},
+        {"/tree", "", "list all messages and branches of this chat, with their numbers", &Chat::tree},
         {"/go", "N", "continue from message N", &Chat::go},
-        {"/compact", "", "the model summarizes all turns but the last; /undo takes it back", &Chat::compact},
+        {"/compact", "", "let the model summarize all turns but the last; /undo reverts it", &Chat::compact},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5, /set plain on", &Chat::change_setting},
-        {"/format", "[WHAT]", "constrain answers: json, a schema file, or text for none", &Chat::format},
-        {"/think", "[HOW]", "on, off, low, medium, high or auto: how the model reasons", &Chat::think},
-        {"/show", "", "settings, and how full the context is", &Chat::show_state},
+        {"/format", "[WHAT]", "constrain answers: json, a schema file, or text (no constraint)",
+         &Chat::format},
+        {"/think", "[HOW]", "set how the model reasons: on, off, low, medium, high or auto", &Chat::think},
+        {"/show", "", "show the settings, and how full the context is", &Chat::show_state},
         {"/read", "FILE", "attach a text file to the next message (also @FILE in it)", &Chat::read},
-        {"/copy", "", "the last answer to the clipboard", &Chat::copy},
+        {"/copy", "", "copy the last answer to the clipboard", &Chat::copy},
         {"/save", "FILE", "save the conversation as JSON", &Chat::save},
-        {"/load", "FILE", "a new chat with a conversation from JSON", &Chat::load},
+        {"/load", "FILE", "begin a new chat with a conversation from a JSON file", &Chat::load},
         {"/export", "FILE.md", "write the conversation as Markdown", &Chat::export_text},
-        {"/chats", "", "the saved chats", &Chat::list_chats},
+        {"/chats", "", "list the saved chats", &Chat::list_chats},
         {"/open", "N", "continue a saved chat, by its number or title", &Chat::open},
         {"/title", "[TEXT]", "show or set the title of this chat", &Chat::title},
-        {"/mcp", "[SERVER]", "MCP servers and their tools, or what a server wrote on stderr", &Chat::mcp},
-        {"/stats", "", "statistics of the last answer", &Chat::stats},
+        {"/mcp", "[SERVER]", "show MCP servers and tools, or what a server wrote on stderr", &Chat::mcp},
+        {"/stats", "", "show statistics of the last answer", &Chat::stats},
     };
     return kCommands;
 }
@@ -56,11 +57,12 @@ void Chat::help(const std::string &) {
     }
     io_.err.try_write(text +
                       "\"\"\"              begins and ends a message of several lines\n"
-                      "Alt-Enter        a new line in the message; a pasted text is one message\n"
+                      "Alt-Enter        begin a new line in the message; a pasted text is one message\n"
                       "Ctrl-G           write the message in $EDITOR\n"
-                      "Ctrl-T           show the reasoning, or fold it; also while the model reasons\n"
-                      "Ctrl-C           stop the answer; Ctrl-Z suspends the chat\n"
-                      "What is typed during an answer is the next message; Enter sends it afterwards.\n");
+                      "Ctrl-T           show or fold the reasoning; works while the model reasons, too\n"
+                      "Ctrl-C           stop the answer\n"
+                      "Ctrl-Z           suspend the chat\n"
+                      "Text typed during an answer is the next message; Enter sends it afterwards.\n");
 }
 void Chat::leave(const std::string &) {
     over_ = true;
@@ -68,14 +70,14 @@ void Chat::leave(const std::string &) {
 void Chat::clear(const std::string &) {
     const bool is_saved = file_ && !file_->path().empty();
     begin_chat();
-    say(is_saved ? "a new chat; /chats lists the old one" : "a new chat");
+    say(is_saved ? "new chat; /chats lists the old one" : "new chat");
 }
 void Chat::undo(const std::string &) {
     const Conversation::Id id = conversation_.last_question();
-    if (id == Conversation::kRoot) return io_.err.try_write("no message to take back\n");
+    if (id == Conversation::kRoot) return io_.err.try_write("there is no message to remove\n");
     const Conversation::Node &node = conversation_.at(id);
-    io_.err.try_write(node.is_summary ? "the summary is taken back\n"
-                                      : "taken back: " + gguf::printable(node.message.content, 200) + "\n");
+    io_.err.try_write(node.is_summary ? "removed the summary\n"
+                                      : "removed: " + gguf::printable(node.message.content, 200) + "\n");
     conversation_.go(node.parent);
 }
 // If the text begins with the number of a message, edits that message, otherwise the last one.
@@ -88,7 +90,7 @@ void Chat::edit(const std::string &text) {
         if (conversation_.at(id).message.role != "user" || conversation_.at(id).is_summary)
             throw InputError("message " + std::to_string(id) + " is not yours: /tree shows the numbers");
     }
-    if (id == Conversation::kRoot) throw InputError("no message to change");
+    if (id == Conversation::kRoot) throw InputError("there is no message to change");
     if (changed.empty() && terminal_)
         changed = edit_in_editor(conversation_.at(id).message.content).value_or("");
     if (changed.find_first_not_of(" \t\n") == std::string::npos) return say("not changed");
@@ -109,16 +111,16 @@ std::optional<Conversation::Id> Chat::message_number(const std::string &text) co
 }
 void Chat::regenerate(const std::string &) {
     const Conversation::Id before = conversation_.head(), question = conversation_.last_question();
-    if (question == Conversation::kRoot) throw InputError("no message to answer again");
+    if (question == Conversation::kRoot) throw InputError("there is no message to answer again");
     if (conversation_.at(question).is_summary)
-        throw InputError("the last message is a summary: /undo takes it back");
+        throw InputError("the last message is a summary: /undo removes it");
     if (!conversation_.at(question).children.empty()) model_.vary();
     conversation_.visit(question);
     if (!answer(before)) return;
     const size_t count = conversation_.at(question).children.size();
     if (count > 1)
         say("answer " + std::to_string(count) + " of " + std::to_string(count) +
-            ": /back shows the one before");
+            ": /back goes to the one before");
 }
 void Chat::previous(const std::string &) {
     step(-1);
@@ -128,7 +130,8 @@ void Chat::next(const std::string &) {
 }
 void Chat::step(int direction) {
     const Conversation::Fork fork = conversation_.fork(direction);
-    if (fork.at == Conversation::kRoot) throw InputError("there is only one answer: /regen makes another");
+    if (fork.at == Conversation::kRoot)
+        throw InputError("there is only one version: /regen generates another answer");
     if (fork.next == Conversation::kRoot)
         throw InputError(direction < 0 ? "this is the first version" : "this is the last version");
     conversation_.go(conversation_.end_of(fork.next));
@@ -139,12 +142,12 @@ void Chat::step(int direction) {
 }
 void Chat::go(const std::string &text) {
     const auto id = message_number(text);
-    if (!id) throw InputError("/go N: the number of a message; /tree shows them");
+    if (!id) throw InputError("/go N needs the number of a message: /tree shows the numbers");
     conversation_.go(*id);
     show_answer();
     say("the next message follows message " + std::to_string(*id));
 }
-// Shows the last message, at a terminal only: output that a program reads has each answer once.
+// Shows the last message, but only at a terminal: in output for a program, each answer appears once.
 void Chat::show_answer() {
     if (!terminal_ || conversation_.head() == Conversation::kRoot) return;
     io_.out.write(shown_text(conversation_.at(conversation_.head()).message.content, look_) + "\n");
@@ -175,7 +178,7 @@ void Chat::change_setting(const std::string &text) {
     if (name == "nothink") return think("off");
     if (name == "history" || name == "nohistory") return keep_history(name == "history");
     if (set_look(name, rest)) return;
-    if (rest.empty()) throw InputError("/set NAME N: the number is missing");
+    if (rest.empty()) throw InputError("/set NAME N: the value is missing");
     set(model_.settings(), name, rest);
     model_.apply_settings();
     say(clipped(name + " is " + rest, 80));
@@ -233,18 +236,18 @@ void Chat::read(const std::string &path) {
     if (path.empty()) throw InputError("/read FILE: the file's name is missing");
     regular_file(path);
     attached_.push_back(read_attachment(path));
-    say(described(attached_.back()) + " goes with your next message");
+    say(described(attached_.back()) + " is attached to your next message");
 }
 void Chat::copy(const std::string &) {
     if (!terminal_ || !terminal_moves()) throw InputError("/copy needs a terminal with a clipboard");
     Conversation::Id id = conversation_.head();
     while (id != Conversation::kRoot && conversation_.at(id).message.role != "assistant")
         id = conversation_.at(id).parent;
-    if (id == Conversation::kRoot) throw InputError("no answer to copy");
+    if (id == Conversation::kRoot) throw InputError("there is no answer to copy");
     const std::string &answer = conversation_.at(id).message.content;
     if (answer.size() > kLongestCopy)
         throw InputError("the answer is longer than the " + std::to_string(kLongestCopy) +
-                         " bytes that terminals accept");
+                         " bytes that a terminal's clipboard takes");
     io_.out.write(clipboard_sequence(answer));
     say(std::to_string(answer.size()) + " bytes sent to the terminal's clipboard");
 }

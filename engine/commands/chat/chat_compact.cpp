@@ -10,11 +10,11 @@ namespace {
 
 constexpr const char *kRequest =
     "Summarize our conversation so far in a few sentences: facts, names, decisions and open questions.";
-constexpr int64_t kPartOfContext = 8;  // that a summary may fill
+constexpr int64_t kPartOfContext = 8;  // a summary may fill 1/8 of the context
 
 }  // namespace
 
-// If the context is full, leaves the oldest messages out from now on.
+// If the context is full, the prompt leaves out the oldest messages from now on.
 void Chat::hide_surplus() {
     hiding_.clear();
     const auto [first, count] = model_.surplus(conversation_.transcript());
@@ -28,8 +28,8 @@ void Chat::hide_surplus() {
                                                         : " messages are forgotten"));
 }
 
-// Replaces all turns before the last one with a summary. A template sees the summary as a turn: the request
-// is the question, the summary the answer. False if there is nothing to summarize or no summary came.
+// Replaces all turns before the last one with a summary. A template sees the summary as a turn whose question is
+// kRequest. False if there is nothing to summarize or the model wrote no summary.
 bool Chat::summarize() {
     const std::vector<Conversation::Id> ids = conversation_.visible();
     const auto is_question = [&](Conversation::Id id) {
@@ -58,13 +58,13 @@ bool Chat::summarize() {
         code_ = exit_code::kInterrupted;
     }
     if (is_cut || summary.content.find_first_not_of(" \t\n") == std::string::npos) {
-        say("no summary: nothing has changed");
+        say("the model wrote no summary: nothing has changed");
         return false;
     }
     conversation_.add({.message = {"user", kRequest}, .hides = old, .is_summary = true});
     conversation_.add(
         {.message = {"assistant", summary.content}, .is_summary = true, .stream = model_.stream()});
-    say("the summary replaces those messages from now on; /undo takes it back");
+    say("the summary replaces those messages from now on; /undo removes it");
     return true;
 }
 
@@ -74,7 +74,8 @@ bool Chat::make_room(const std::string &message) {
     try {
         if (model_.surplus(conversation_.transcript_with(message)).count > 0) summarize();
     } catch (const decode::DecodeError &error) {
-        if (error.kind != decode::DecodeError::Kind::BadInput) throw;  // the answer will report it
+        if (error.kind != decode::DecodeError::Kind::BadInput)
+            throw;  // a BadInput is reported with the answer
     }
     return !model_.interrupted();
 }

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kEnding = ".jsonl";
 constexpr size_t kTitleBytes = 60;
 
-// The beginning of a message, in one line.
+// The beginning of a message as one line.
 std::string title_of(const std::string &message) {
     std::string line = message.substr(0, 4 * kTitleBytes);
     std::replace(line.begin(), line.end(), '\n', ' ');
@@ -57,7 +57,7 @@ Loaded load(const fs::path &path) {
     const std::string text = read_all(path.native(), -1, nullptr, InputFile::Replaceable::Yes);
     for (size_t begin = 0; begin < text.size();) {
         const size_t end = text.find('\n', begin);
-        if (end == std::string::npos) break;  // cut off
+        if (end == std::string::npos) break;  // the last line is incomplete
         loaded.whole = end + 1;
         try {
             apply_line(text.substr(begin, end - begin), loaded);
@@ -164,7 +164,7 @@ ChatFile::ChatFile(const SavedChat &chat, std::string model, Conversation &into)
     const Loaded loaded = load(chat.path);
     damaged_ = loaded.damaged;
     for (const Json &entry : loaded.conversation.entries()) into.apply(entry);
-    if (file.get() < 0 || is_copy_) {  // also if the file is read-only
+    if (file.get() < 0 || is_copy_) {  // file.get() < 0: the file is read-only, too
         is_copy_ = true;
         waiting_ = line_of({{"runnel_chat", 1}, {"model", std::move(model)}});
         for (const Json &entry : into.entries()) waiting_ += line_of(entry);

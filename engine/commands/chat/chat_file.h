@@ -1,10 +1,11 @@
 // Chats that are saved while they go on: one file of JSON lines per chat, in the user's state folder.
 //
-//   {"runnel_chat": 1, "model": "/models/q8.gguf"}     the first line; later: opened with another model
+//   {"runnel_chat": 1, "model": "/models/q8.gguf"}     the first line
+//   {"model": "/models/q4.gguf"}                       the chat was opened with another model
 //   ... the entries of a Conversation
 //
-// A line is written at once and synced to the disk, so that a killed program or a lost machine loses no more than an
-// unfinished answer. A line that is cut off or damaged is skipped when the file is read.
+// A line is written at once and synced to the disk, so that a killed program or a power failure loses no more than an
+// unfinished answer. A line that is incomplete or damaged is skipped when the file is read.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace runnel::commands {
 
 struct SavedChat {
     std::filesystem::path path;
-    std::string title;  // given by the user; or the beginning of the first message
+    std::string title;  // set by the user, or the beginning of the first message
     std::string model;  // the path of the model used last
     size_t messages = 0;
     int64_t seconds = 0;  // since the last change
@@ -40,7 +41,7 @@ std::optional<SavedChat> last_chat(const std::filesystem::path &folder, const st
 
 class ChatFile {
   public:
-    // A new chat with a model. Its file is created with the first message; entries before the message wait
+    // A new chat with a model. Its file is created with the first message, and entries before that are kept in memory
     // until then. An empty `folder`: nothing is saved.
     ChatFile(std::filesystem::path folder, std::string model);
     // Reads a saved chat and continues its file. If another process has it open, the chat goes on in a copy
@@ -61,7 +62,7 @@ class ChatFile {
     void write(const std::string &lines);
 
     std::filesystem::path folder_, path_;
-    std::string waiting_;             // lines of a file that is not there yet
+    std::string waiting_;             // lines to write once the file is created
     std::optional<Descriptor> file_;  // locked
     bool is_copy_ = false;
     size_t damaged_ = 0;

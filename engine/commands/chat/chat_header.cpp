@@ -16,10 +16,10 @@ constexpr int kShortName = 24, kGap = 2;
 
 struct Part {
     std::string text;
-    int rank;  // the highest is left out first
+    int rank;  // the part with the highest rank is left out first
 };
 
-// "all layers on the GPU" -> "on the GPU"; what follows a comma is in /stats.
+// "all layers on the GPU, ..." becomes "on the GPU": /stats shows the rest.
 std::string short_placement(const std::string &placement) {
     constexpr std::string_view kAll = "all layers ";
     const std::string first = placement.substr(0, placement.find(','));

@@ -1,4 +1,4 @@
-// The first line of a chat at a terminal: what answers, and where it runs.
+// The first line of a chat at a terminal: which model answers, and where it runs.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ struct ChatHeader {
 };
 ChatHeader header_of(decode::Engine &engine);
 
-// "Qwen3 8B  Q8_0  8.1 GiB  on the GPU  context 40,960  /help for help" in one line of at most `columns` cells. On a
-// narrow window, a long name is cut first; then the parts are left out from the right, the context and the type last.
+// "Qwen3 8B  Q8_0  8.1 GiB  on the GPU  context 40,960  /help for help" in one line of at most `columns` cells. In a
+// narrow window, a long name is cut first; then parts are left out from the right, but the context only before the
+// type, which is the last.
 std::string header_line(const ChatHeader &header, int columns, bool colors);
 
 }  // namespace runnel::commands

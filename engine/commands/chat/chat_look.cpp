@@ -21,7 +21,7 @@ AnswerLook Chat::look_at_start() const {
     return {color_, options_.plain, !shows ? by_default : *shows ? Reasoning::Shown : Reasoning::Hidden};
 }
 
-// Plain answers fold nothing, and -q leaves out the line of the fold.
+// With plain answers, reasoning is never folded; with -q, folded reasoning has no line of its own.
 AnswerLook Chat::answer_look() const {
     AnswerLook look = look_;
     if (look.reasoning == Reasoning::Folded && look.plain) look.reasoning = Reasoning::Shown;
@@ -46,7 +46,7 @@ void Chat::watch(decode::StopRequest &stop, ChatView *view) {
     view->set_reasoning(answer_look().reasoning);
 }
 
-// At the prompt: with the reasoning of the last answer.
+// Ctrl-T at the prompt: when it unfolds, it also shows the reasoning of the last answer.
 std::string Chat::toggle_reasoning() {
     const bool shows = look_.reasoning != Reasoning::Shown;
     look_.reasoning = shows ? Reasoning::Shown : Reasoning::Folded;

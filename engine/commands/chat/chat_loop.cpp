@@ -142,13 +142,13 @@ void Chat::send(const std::string &typed) {
     else
         attempt([&] { throw InputError("the message is longer than 32 MiB"); });
     const bool is_taken = conversation_.head() != before;
-    if (!is_taken && model_.interrupted()) return;  // the user may send it again
-    if (!is_taken && !attached_.empty()) say("the attached files are not kept: /read attaches them again");
+    if (!is_taken && model_.interrupted()) return;  // the message can be sent again
+    if (!is_taken && !attached_.empty()) say("the files are no longer attached: /read attaches them again");
     attached_.clear();
 }
 
 void Chat::answer_to(const std::string &message) {
-    // A message that has no answer is replaced.
+    // The new message replaces one that has no answer.
     if (const Conversation::Id head = conversation_.head();
         conversation_.last_question() == head && head != Conversation::kRoot)
         conversation_.visit(conversation_.at(head).parent);
@@ -158,7 +158,7 @@ void Chat::answer_to(const std::string &message) {
     answer(before);
 }
 
-// Answers the user's message at the head. Without an answer, the head becomes `otherwise`.
+// Answers the user's message at the head. If there is no answer (an error), the head becomes `otherwise`.
 bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
     Calls calls = Calls::None;
@@ -175,7 +175,7 @@ bool Chat::answer(Conversation::Id otherwise) {
             });
             calls = run_calls();
         } while (calls == Calls::Done);
-    } catch (const decode::DecodeError &error) {  // the template refuses it, or it does not fit
+    } catch (const decode::DecodeError &error) {  // the template refuses the message, or it does not fit
         if (error.kind != decode::DecodeError::Kind::BadInput) throw;
         const bool has_calls = conversation_.head() != question;
         if (!has_calls) conversation_.go(otherwise);

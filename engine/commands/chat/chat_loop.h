@@ -69,7 +69,7 @@ class Chat {
     bool answer(Conversation::Id otherwise);
     void hide_surplus();
     bool summarize();
-    // Summarizes old turns under --on-overflow compact. False if that was interrupted.
+    // Summarizes old turns under --on-overflow compact. False if the user interrupted it.
     bool make_room(const std::string &message);
     void show_answer();
 
@@ -78,12 +78,12 @@ class Chat {
     Consent consent_to(const std::string &name, const std::string &arguments);
     std::optional<std::string> result_of(const std::string &name, const std::string &arguments);
     size_t calls_in_turn() const;
-    // Runs the calls of the answer at the head and adds their results. Done: the model is to answer again. Stopped: by
-    // the user.
+    // Runs the tool calls of the answer at the head and adds their results. Done: the model has to answer again.
+    // Stopped: the user stopped a call.
     enum class Calls { None, Done, Stopped };
     Calls run_calls();
     void add_result(const Json &call, const std::string &result);
-    // Adds an error for every call at the end of a chat that was opened: it ended before they had a result.
+    // After a saved chat was opened: adds an error as the result of every call at its end that has none.
     void close_calls();
 
     void write_to(const std::string &path, const std::function<void(bool overwrite)> &write);

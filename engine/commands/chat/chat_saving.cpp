@@ -48,7 +48,7 @@ void Chat::open_at_start() {
     if (is_wanted && folder.empty())
         io_.note("this chat is not saved: RUNNEL_NO_HISTORY is set, or there is no home directory");
     if (!chat && options_.go_on && !options_.saved)
-        io_.note("there is no saved chat with this model: this is the first one");
+        io_.note("there is no saved chat with this model: a new one begins");
     if (terminal_ || is_wanted) file_.emplace(folder, model);
     const std::string system = conversation_.system();
     if (chat) open_chat(*chat);
@@ -62,7 +62,7 @@ void Chat::open_chat(const SavedChat &chat) {
     model_.forget();
     file_.emplace(std::move(file));
     conversation_ = std::move(opened);
-    uint32_t stream = 0;  // that of the last answer
+    uint32_t stream = 0;  // the stream of the last answer
     for (const Json &entry : conversation_.entries())
         if (const Json *of = text::find_member(entry, "stream")) stream = of->get<uint32_t>();
     model_.set_stream(stream);
@@ -105,7 +105,7 @@ void Chat::keep_history(bool on) {
     if (!on) file_.reset();
     if (!on || file_->saves())
         say(on ? "this chat is saved"
-               : "what follows is not saved as a chat; RUNNEL_NO_HISTORY=1 also keeps typed lines out of the "
+               : "from now on this chat is not saved; RUNNEL_NO_HISTORY=1 also keeps typed lines out of the "
                  "history");
 }
 
@@ -152,7 +152,7 @@ void Chat::list_chats(const std::string &) {
 }
 
 void Chat::open(const std::string &name) {
-    if (name.empty()) throw InputError("/open N: the number of /chats, or a title");
+    if (name.empty()) throw InputError("/open needs a chat's title, or its number in /chats");
     const std::optional<SavedChat> chat = find_chat(chats_folder(), name);
     if (!chat) throw InputError("there is no chat " + gguf::quoted(name) + "; /chats lists them");
     if (file_ && file_->saves() && chat->path == file_->path()) throw InputError("that chat is already open");

@@ -12,7 +12,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr int kUnlimited = 10000;  // columns of a file
+constexpr int kUnlimited = 10000;  // columns for output that is not a terminal
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// The calls of tools that MCP servers offer (mcp/): asks before each one, runs it, and adds its result.
+// Calls of MCP servers' tools (mcp/): asks before each call, runs it, and adds its result to the conversation.
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,10 +16,11 @@
 namespace runnel::commands {
 namespace {
 
-constexpr size_t kMostCalls = 25;                         // in a turn
-constexpr size_t kMostResult = size_t{64} << 10;          // bytes of a result in the prompt,
-constexpr size_t kLeastResult = 1024, kBytesOfToken = 2;  // and no more than about half of the context
-constexpr size_t kMostNoted = 1000;                       // bytes of the arguments in a message
+constexpr size_t kMostCalls = 25;  // in a turn
+// Limits for a result in the prompt, in bytes: kMostResult, and about half of the context at kBytesOfToken per token,
+// but never less than kLeastResult.
+constexpr size_t kMostResult = size_t{64} << 10, kLeastResult = 1024, kBytesOfToken = 2;
+constexpr size_t kMostNoted = 1000;  // bytes of the arguments in a note
 constexpr size_t kColumns = 100;
 
 std::string noted(const std::string &arguments) {
@@ -30,7 +31,7 @@ std::string noted(const std::string &arguments) {
 
 }  // namespace
 
-// How the user decides about a call.
+// The user's decision about a call.
 enum class Chat::Consent { Yes, No, Stop };
 
 Chat::Consent Chat::consent_to(const std::string &name, const std::string &arguments) {
@@ -56,7 +57,7 @@ Chat::Consent Chat::consent_to(const std::string &name, const std::string &argum
     return always || answer == "y" || answer == "Y" || answer == "yes" ? Consent::Yes : Consent::No;
 }
 
-// The result of one call for the model. nullopt: the user ends the turn.
+// Runs one call and returns its result for the model; nullopt if the user ends the turn.
 std::optional<std::string> Chat::result_of(const std::string &name, const std::string &arguments) {
     const mcp::Servers::Tool *tool = servers_->find(name);
     if (!tool) {
@@ -105,14 +106,15 @@ Chat::Calls Chat::run_calls() {
     const Json calls = parse_json(answer.tool_calls);
     bool goes_on = !model_.interrupted() && !model_.timed_out();
     bool stopped = model_.interrupted();
-    std::string refused = stopped ? "error: the user stopped this call" : "error: the time is over";
+    std::string refused =
+        stopped ? "error: the user stopped this call" : "error: the time limit was reached before this call";
     size_t before = calls_in_turn();
     for (const Json &call : calls) {
         std::string result = refused;
         const std::string name = call["function"]["name"].get<std::string>();
         if (goes_on && ++before > kMostCalls) {
-            io_.note("the turn ends after " + std::to_string(kMostCalls) + " calls of tools");
-            result = refused = "error: too many calls";
+            io_.note("the turn ends after " + std::to_string(kMostCalls) + " tool calls");
+            result = refused = "error: too many calls in this turn";
             goes_on = false;
         } else if (goes_on) {
             auto given = result_of(name, call["function"]["arguments"].get<std::string>());
@@ -155,7 +157,7 @@ void Chat::close_calls() {
 }
 
 void Chat::mcp(const std::string &name) {
-    if (!servers_) throw InputError("/mcp needs a chat that began with --mcp FILE");
+    if (!servers_) throw InputError("/mcp needs a chat that was started with --mcp FILE");
     if (name.empty()) return io_.err.try_write(servers_->overview(kColumns));
     const auto log = servers_->log(name);
     if (!log) throw InputError("there is no MCP server " + gguf::quoted(name));

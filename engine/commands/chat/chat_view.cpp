@@ -48,7 +48,7 @@ void ChatView::begin_text(bool styled) {
         text_.emplace(window_size(STDOUT_FILENO).columns, styled);
 }
 
-// Reasoning is folded, dim, or between its marks.
+// Shown reasoning is dim if there are colors; otherwise it stands between its marks.
 void ChatView::begin_reasoning() {
     if (look_.reasoning == Reasoning::Folded) fold_.emplace(look_.colors);
     if (look_.reasoning != Reasoning::Shown) return;

@@ -18,11 +18,11 @@ namespace runnel::commands {
 struct AnswerLook {
     enum class Reasoning { Hidden, Folded, Shown };
     bool colors = false;
-    bool plain = false;  // on a terminal, too: no Markdown and no line breaks of our own
+    bool plain = false;  // no Markdown and no added line breaks, even on a terminal
     Reasoning reasoning = Reasoning::Hidden;
 };
 
-// A text on standard output's terminal: what the model wrote, in this look.
+// Text that the model wrote, laid out for the terminal of standard output in this look.
 std::string shown_text(std::string_view text, const AnswerLook &look);
 // The same for reasoning and for what the chat says: dim, without Markdown.
 std::string shown_dim(std::string_view text, const AnswerLook &look);
@@ -31,7 +31,7 @@ class ChatView {
   public:
     // Keeps both references.
     ChatView(Output &out, const AnswerLook &look, const completion::PromptFormat &format);
-    // Writes what is held back and ends the colors, also after an error.
+    // Writes the text that is still held back and ends the colors, after an error as well.
     ~ChatView();
     ChatView(const ChatView &) = delete;
     ChatView &operator=(const ChatView &) = delete;
@@ -39,7 +39,7 @@ class ChatView {
     void show(const completion::Piece &piece);
     // Whether the model reasons now.
     bool in_reasoning() const { return part_ == Part::Reasoning; }
-    // Unfolds the reasoning in progress, from its beginning on, or folds it: what is shown then remains.
+    // Unfolds the reasoning in progress (and shows it from its beginning), or folds it (text already shown remains).
     void set_reasoning(AnswerLook::Reasoning reasoning);
     // Writes the line in progress again, after the output of other programs.
     void redraw();
@@ -50,7 +50,7 @@ class ChatView {
     enum class Part { None, Reasoning, Answer };
     void begin_text(bool styled);
     void begin_reasoning();
-    void close_reasoning();  // that is shown
+    void close_reasoning();  // ends reasoning that is shown
     void end_reasoning();
     void put(std::string_view text);
 
@@ -59,10 +59,10 @@ class ChatView {
     const completion::PromptFormat &format_;
     Part part_ = Part::None;
     std::optional<TerminalText> text_;  // on a terminal that moves its cursor
-    std::optional<ThinkingLine> fold_;  // under Folded
-    std::string reasoning_;             // so far
-    size_t tokens_ = 0;                 // of the reasoning
-    base::Clock::time_point began_;     // the reasoning
+    std::optional<ThinkingLine> fold_;  // while reasoning is folded
+    std::string reasoning_;             // the reasoning so far
+    size_t tokens_ = 0;                 // the number of its tokens
+    base::Clock::time_point began_;     // when it began
 };
 
 }  // namespace runnel::commands

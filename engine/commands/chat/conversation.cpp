@@ -28,7 +28,7 @@ std::string text_in(const Json &value, const char *key) {
     return value.get<std::string>();
 }
 
-// The tokens of an answer; none for what is not such an entry. (Where they are used, they are compared with the text.)
+// The tokens of an answer; none if the entry has no valid ones. (Before use, they are compared with the text.)
 completion::WrittenAnswer written_in(const Json &entry) try {
     const Json *written = text::find_member(entry, "written");
     if (!written) return {};
@@ -75,7 +75,7 @@ void Conversation::insert(Id id, Node node) {
     nodes_.at(parent).children.push_back(id);
     nodes_[id] = std::move(node);
     if (parent != head_) return visit(id);
-    nodes_.at(parent).recent = id;  // above it, the path to the head is already the most recent one
+    nodes_.at(parent).recent = id;  // the nodes above already lead to this parent
     head_ = id;
 }
 

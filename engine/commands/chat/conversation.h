@@ -30,8 +30,8 @@ class Conversation {
         text::Message message{};
         std::vector<Id> hides{};              // messages that the prompt leaves out from here on
         bool is_summary = false;              // of hidden messages; the prompt begins with it
-        uint32_t stream = 0;                  // of the sampler's noise, for an answer,
-        completion::WrittenAnswer written{};  // and its tokens
+        uint32_t stream = 0;                  // for an answer: the stream of the sampler's noise
+        completion::WrittenAnswer written{};  // for an answer: its tokens
         Id parent = kRoot;                    // the members below are set by add()
         std::vector<Id> children{};
         Id recent = kRoot;  // the child that was last on the path to the head
@@ -63,7 +63,7 @@ class Conversation {
     std::vector<Id> visible() const;
     // The prompt, without the messages in `hidden`.
     Transcript transcript(const std::vector<Id> &hidden = {}) const;
-    // The prompt if `message` followed the head.
+    // The prompt that would result if `message` followed the head.
     Transcript transcript_with(const std::string &message) const;
     // The user's message at the head or the nearest before it; kRoot if there is none.
     Id last_question() const;

@@ -14,7 +14,7 @@ namespace {
 
 using Id = Conversation::Id;
 
-constexpr size_t kMostIndent = 48;  // bytes; deeper forks are drawn in that column
+constexpr size_t kMostIndent = 48;  // in bytes; deeper forks are not indented further
 
 std::string summary_line(const Conversation &talk, Id id) {
     const Conversation::Node &node = talk.at(id);

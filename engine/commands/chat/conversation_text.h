@@ -24,7 +24,8 @@ std::string list_text(std::span<const SavedChat> chats, const std::filesystem::p
 // The text as one line of at most `columns`, without control characters.
 std::string clipped(std::string_view text, size_t columns);
 
-// Puts a text on the terminal's clipboard (OSC 52). Terminals take texts of up to kLongestCopy bytes.
+// The escape sequence (OSC 52) that puts a text on the terminal's clipboard. Terminals take texts of up to
+// kLongestCopy bytes.
 std::string clipboard_sequence(std::string_view text);
 inline constexpr size_t kLongestCopy = 74'000;
 

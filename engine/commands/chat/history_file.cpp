@@ -139,7 +139,7 @@ std::vector<std::string> HistoryFile::load(size_t most) const {
         anew.write(std::as_bytes(std::span(newest)));
         anew.commit();
     } catch (const gguf::WriteError &) {
-        // If the shorter file cannot be written, the long one stays.
+        // The shorter file cannot be written, so the long one stays.
     }
     return entries;
 }

@@ -54,7 +54,7 @@ class DumbLines final : public LineSource {
         }
         return wait(line);
     }
-    // A line that has no end yet is dropped: Enter at the question must not send it.
+    // An unfinished line is dropped: otherwise Enter after the answer to the question would send it as well.
     Event ask(const std::string &above, const std::string &question, std::string &answer) override {
         out_.try_write(above);
         for (std::string line; reader_.next(line, 0) == LineReader::State::Line;)
@@ -95,7 +95,7 @@ LineSource::Event LineSource::read_message(const std::string &prompt, std::strin
         for (bool first = true; (event = read("... ", line)) == Event::Line && line != kBlock; first = false)
             message += (first ? "" : "\n") + line;
         if (event == Event::Interrupt) return event;
-        event = Event::Line;  // also for a block that the end of the input cuts off
+        event = Event::Line;  // the end of the input ends a block, too
     }
     if (event == Event::Line && !message.empty()) remember(message);
     return event;

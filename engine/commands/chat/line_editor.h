@@ -16,8 +16,8 @@ class LineSource {
     virtual ~LineSource() = default;
     // The next line, without its line end.
     virtual Event read(const std::string &prompt, std::string &line) = 0;
-    // Shows `above`, asks, and reads a line. What was typed before the question is no answer: it is kept for the next
-    // message.
+    // Shows `above`, asks, and reads a line. Text typed before the question does not answer it: that text is kept for
+    // the next message.
     virtual Event ask(const std::string &above, const std::string &question, std::string &answer) {
         return (void)above, read(question, answer);
     }
@@ -32,15 +32,15 @@ class LineSource {
     // What happened at the terminal while an answer is written.
     struct Watched {
         bool interrupted = false;  // Ctrl-C that came before the answer
-        bool toggled = false;      // Ctrl-T, if it is wanted
-        bool resized = false;      // the window
-        bool redraw = false;       // the program was stopped: others have written to the terminal
+        bool toggled = false;      // Ctrl-T, with `wants_toggle`
+        bool resized = false;      // the window has another size
+        bool redraw = false;       // the program was suspended, so others may have written to the terminal
     };
-    // Call between the steps of an answer. Keys typed meanwhile are kept for the next line; a line that ends with Enter
-    // is then read at once. With `wants_toggle`, Ctrl-T is reported instead.
+    // Call between the steps of an answer. Keys typed meanwhile are kept for the next line, which read() returns at
+    // once if they contain Enter. With `wants_toggle`, Ctrl-T is reported and not kept.
     virtual Watched watch(bool wants_toggle) { return (void)wants_toggle, Watched(); }
-    // After an answer or a call that was interrupted: lines typed meanwhile become the text of the next line, without an
-    // end.
+    // Call after an interrupted answer or tool call: lines typed meanwhile become the beginning of the next line and are
+    // not sent.
     virtual void hold_typed() {}
 };
 

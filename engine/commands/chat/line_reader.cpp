@@ -15,7 +15,7 @@ namespace runnel::commands {
 LineReader::LineReader(int fd, std::string name, size_t longest, std::string before)
     : fd_(fd), name_(std::move(name)), longest_(longest), buffer_(std::move(before)), at_end_(fd < 0) {}
 
-// Appends more bytes to the buffer, or notes the end of the input. False when nothing came in time.
+// Appends more bytes to the buffer, or records the end of the input. False when nothing came in time.
 bool LineReader::fill(int wait_milliseconds) {
     constexpr size_t kRead = size_t{1} << 16;
     pollfd waiting{fd_, POLLIN, 0};
@@ -54,7 +54,7 @@ LineReader::State LineReader::next(std::string &line, int wait_milliseconds) {
             if (searched_ == 0 && dropped_ == 0) return State::End;
             if (take(line, searched_, buffer_.size())) return State::Line;
         }
-        if (searched_ > longest_ + 1) {  // of a line that is too long, only the beginning is kept
+        if (searched_ > longest_ + 1) {  // keep only the beginning of a line that is too long
             const size_t extra = searched_ - longest_;
             buffer_.resize(begin_ + longest_);
             dropped_ += extra;

@@ -26,7 +26,7 @@ class LineReader {
     // True if next() has a whole line without waiting.
     bool has_line() const { return buffer_.find('\n', begin_ + searched_) != std::string::npos; }
 
-    // Of the line read last: its number, from 1 on; whether it was cut; whether it had a line end.
+    // About the line read last: its number, from 1 on; whether it was cut; whether it had a line end.
     int64_t number() const { return number_; }
     bool cut() const { return cut_; }
     bool ended() const { return ended_; }
@@ -41,8 +41,9 @@ class LineReader {
     std::string name_;
     size_t longest_;
     std::string buffer_;
-    size_t begin_ = 0, searched_ = 0;  // in buffer_: the next line; searched for its end up to here
-    uint64_t dropped_ = 0;             // bytes of a line that is too long
+    size_t begin_ = 0,
+           searched_ = 0;   // the next line begins at begin_; its first searched_ bytes have no line end
+    uint64_t dropped_ = 0;  // bytes of a line that is too long
     bool at_end_, cut_ = false, ended_ = false;
     int64_t number_ = 0;
     uint64_t offset_ = 0;

@@ -42,7 +42,7 @@ std::vector<std::string> names() {
     return all;
 }
 
-// The setting for ollama's name of a parameter; other names unchanged.
+// Our name of the setting that ollama calls `name`; other names unchanged.
 std::string_view own_name(std::string_view name) {
     static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
         {"temperature", "temp"}, {"num_predict", "predict"}, {"num-predict", "predict"}};

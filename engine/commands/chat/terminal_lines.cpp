@@ -73,7 +73,7 @@ LineSource::Event TerminalLines::read(const std::string &prompt, std::string &li
     return event;
 }
 
-// A key that has begun, or a paste, is waited for: its end is no answer either.
+// Waits for the end of an incomplete key or paste: its last bytes do not answer the question either.
 bool TerminalLines::take_typed() {
     bool interrupted = false;
     for (;;) {
@@ -148,7 +148,7 @@ LineSource::Watched TerminalLines::watch(bool wants_toggle) {
     const auto changes = modes_.take_changes();
     seen.resized = changes.window || changes.continued;
     seen.redraw = changes.continued;
-    // Ctrl-C and Ctrl-Z are signals now, but keys if they were read before the answer began.
+    // Ctrl-C and Ctrl-Z now raise signals, but those read before the answer began are keys.
     while (const auto key = keys_.next()) {
         if (*key == kCtrlC) {
             seen.interrupted = true;
@@ -172,7 +172,7 @@ void TerminalLines::hold_typed() {
     while (!ahead_.empty() && ahead_.back().name == Key::Enter) ahead_.pop_back();
     for (Key &key : ahead_)
         if (key.name == Key::Enter) key.name = Key::Newline;
-    given_up_ = 1;  // the Ctrl-C that interrupted the answer
+    given_up_ = 1;  // counts the Ctrl-C that interrupted the answer
 }
 
 void TerminalLines::paint(const LineEdit &edit) {

@@ -36,7 +36,7 @@ class TerminalLines final : public LineSource {
     std::optional<Key> next_key();
     // Reads bytes into keys_; false if there are none now.
     bool read_bytes();
-    // Moves all that was typed so far to ahead_. False if Ctrl-C is part of it.
+    // Moves all keys typed so far to ahead_. False if Ctrl-C is one of them.
     bool take_typed();
     Event edit(LineEdit &edit);
     void paint(const LineEdit &edit);
@@ -57,9 +57,9 @@ class TerminalLines final : public LineSource {
     std::deque<Key> ahead_;  // typed while an answer was written; before those of keys_
     base::Clock::time_point typed_ = base::Clock::now();  // when bytes came last
     EditScreen screen_;
-    std::string above_;  // of a question: what it is about
+    std::string above_;  // the lines above a question
     bool ended_ = false;
-    int given_up_ = 0;  // empty lines in a row
+    int given_up_ = 0;  // consecutive times that Ctrl-C was typed in an empty line
 };
 
 }  // namespace runnel::commands

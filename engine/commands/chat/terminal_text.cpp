@@ -62,7 +62,7 @@ std::string TerminalText::finish() {
 std::string TerminalText::take_out() {
     line_ += out_;
     if (const size_t newline = line_.rfind('\n'); newline != std::string::npos) {
-        // A style may have begun in the line before.
+        // Bold text may have begun in an earlier line.
         const size_t bold = line_.rfind(kBoldOn, newline), end = line_.rfind(kBoldOff, newline);
         const bool is_bold = bold != std::string::npos && (end == std::string::npos || end < bold);
         line_.replace(0, newline + 1, is_bold ? kBoldOn : "");

@@ -13,14 +13,15 @@ class TerminalText {
     // as dim rules. Lines of code and of tables are never broken, further lines of a list item are indented.
     TerminalText(int columns, bool styled) : columns_(columns < 2 ? 2 : columns), styled_(styled) {}
 
-    // What to write. `text`: whole UTF-8 characters without control sequences (printable_for_terminal). The last word
-    // is held back until its end, and text behind ** up to the next ** of the line.
+    // Returns the text to write next. `text`: whole UTF-8 characters without control sequences
+    // (printable_for_terminal). The last word is held back until it ends, and text after ** until the next ** of the
+    // line.
     std::string push(std::string_view text);
-    // The rest, and the end of styles.
+    // Returns the rest of the text, and the sequences that end styles.
     std::string finish();
-    // What was written of the line in progress, to write it again after the output of other programs.
+    // The written part of the line in progress, to write it again after the output of other programs.
     const std::string &line() const { return line_; }
-    // Further lines have this width.
+    // Sets the width of the lines that follow.
     void set_columns(int columns);
 
   private:

@@ -88,7 +88,7 @@ Transcript Transcript::load(const std::string &path) {
     const Json json = parse(read_all(path, -1, nullptr, InputFile::Replaceable::Yes), name);
     const auto list = json.is_object() ? json.find("messages") : json.end();
     if (!json.is_object() || list == json.end() || !list->is_array())
-        throw InputError(name + " is not a conversation: it has no list \"messages\"");
+        throw InputError(name + " is not a conversation: it has no \"messages\" list");
     Transcript result;
     for (const Json &item : *list) try {
             text::Message message = message_from(item, result.messages.size() + !result.system.empty() + 1);

@@ -35,7 +35,7 @@ struct Command {
     // If set: gives `operands` for the options and the number of words on the command line. Throws UsageError.
     std::function<size_t(size_t words)> operands_now = {};
     bool writes_files = false;                  // adds --overwrite
-    std::function<bool()> needs_no_model = {};  // true: no MODEL is needed with these options
+    std::function<bool()> needs_no_model = {};  // whether the given options make MODEL unnecessary
     OptionTable options = {};
     // Runs the command after the options are set. Returns the exit code.
     std::function<int(const Words &, Io &)> call = {};

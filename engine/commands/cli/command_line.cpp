@@ -99,7 +99,7 @@ class Reader {
         if (!option.alone.empty() &&
             (waiting_.empty() || std::ranges::find(option.choices, waiting_.back()) == option.choices.end()))
             return option.alone;
-        if (waiting_.empty()) throw UsageError(name + " needs a value: " + name + " " + option.value);
+        if (waiting_.empty()) throw UsageError(name + " needs a value: write " + name + " " + option.value);
         return take();
     }
 

@@ -82,7 +82,7 @@ class Settings {
         return resolve_model(found == models_.end() ? model : found->second, models_, is_offline, io);
     }
 
-    // Replaces the values of options that name models, except MODEL itself, by their files.
+    // Replaces the values of options that name models, except MODEL itself, with the paths of their files.
     void resolve_options(bool is_offline, Io &io) const {
         for (const auto &[option, model] : named_models_) option->set(resolved(model, is_offline, io));
     }

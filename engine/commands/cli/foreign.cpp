@@ -16,7 +16,7 @@ constexpr std::string_view kNoRope = "the model's own RoPE settings are used";
 constexpr std::string_view kDownload = "runnel pull USER/REPO downloads a GGUF file of Hugging Face";
 constexpr std::string_view kImages = "only text is supported";
 constexpr std::string_view kLora = "merge the adapter into the model first (llama-export-lora)";
-constexpr std::string_view kEmbed = "there are no embeddings or rankings";
+constexpr std::string_view kEmbed = "runnel computes no embeddings or rankings";
 constexpr std::string_view kThink = "use --think on, off, low, medium or high";
 constexpr std::string_view kLookup =
     "the length of drafts is chosen at run time; --lookup drafts from the text";
@@ -24,14 +24,14 @@ constexpr std::string_view kLog = "use --stats, --stats-file FILE, or -q for err
 constexpr std::string_view kInteractive = "runnel chat MODEL is a conversation";
 constexpr std::string_view kPlacement = "use -ngl N, --cpu-moe or --n-cpu-moe N";
 constexpr std::string_view kOneGpu = "one GPU and the CPU share a model: --device cuda:N";
-constexpr std::string_view kImatrix = "that belongs to runnel imatrix";
-constexpr std::string_view kScores = "perplexity computes perplexity and KL divergence only";
-constexpr std::string_view kSliding =
-    "layers with a sliding window cache only the window, and roll back exactly";
+constexpr std::string_view kImatrix = "use runnel imatrix";
+constexpr std::string_view kScores = "runnel perplexity computes only perplexity and KL divergence";
+constexpr std::string_view kSliding = "layers with a sliding window cache only the window";
 constexpr std::string_view kSharing = "prompts with a common prefix share the cache; --cache-size limits it";
-constexpr std::string_view kRetrieval = "it belongs to tools of llama.cpp without a counterpart here";
+constexpr std::string_view kRetrieval = "runnel has no counterpart of the llama.cpp tools that use it";
 constexpr std::string_view kPaged = "the cache is always paged; --cache-size limits it";
-constexpr std::string_view kQuantized = "the file's own quantization is used: choose another file";
+constexpr std::string_view kQuantized =
+    "the file's own quantization is used: choose a file with another one, or use runnel quantize";
 
 constexpr Foreign kForeign[] = {
     // --- llama.cpp: options with another name here
@@ -54,7 +54,7 @@ constexpr Foreign kForeign[] = {
     {"--no-parse-special --show-count",
      "",
      Nothing,
-     "special tokens are text unless --special; a line is a token",
+     "special tokens are read as text unless --special is given; each line of the output is a token",
      {},
      "tokenize"},
     {"-npp", "*", Same, "--n-prompt $", {}, "bench"},
@@ -73,7 +73,7 @@ constexpr Foreign kForeign[] = {
     {"--no-host", "", Nothing, kMapped},
     {"--op-offload --no-op-offload", "", Nothing, "layers run where their weights are"},
     {"-kvo --kv-offload -nkvo --no-kv-offload", "", Nothing,
-     "keys and values are on the device of their layer"},
+     "the KV cache of a layer is on the layer's device"},
     {"-kvu --kv-unified -no-kvu --no-kv-unified", "", Nothing, kSharing},
     {"-cram --cache-ram", "*", Nothing, kSharing},
     {"-ctxcp --ctx-checkpoints --swa-checkpoints", "*", Nothing, kSliding},
@@ -85,7 +85,7 @@ constexpr Foreign kForeign[] = {
     {"--check-tensors", "", Missing, "runnel doctor MODEL checks the whole file"},
     {"--warmup --no-warmup", "", Nothing, "nothing is computed before the prompt"},
     {"--jinja --no-jinja", "", Nothing, kJinja},
-    {"--no-display-prompt --no-escape --simple-io", "", Nothing, "this is always the case"},
+    {"--no-display-prompt --no-escape --simple-io", "", Nothing, "runnel always works this way"},
     {"--no-perf --no-show-timings", "", Nothing, "times are shown by --stats only"},
     {"-mli --multiline-input",
      "",
@@ -96,7 +96,7 @@ constexpr Foreign kForeign[] = {
     {"-bs --backend-sampling", "", Nothing, "a GPU already selects the top-k candidates"},
     {"--spec-draft-backend-sampling --no-spec-draft-backend-sampling", "", Nothing,
      "a GPU already selects the top-k candidates"},
-    {"-cd --ctx-size-draft", "*", Nothing, "the draft's context is the model's"},
+    {"-cd --ctx-size-draft", "*", Nothing, "the draft model has the same context as the model"},
     {"-tb --threads-batch", "*", Nothing, kThreads},
     {"-td --threads-draft --spec-draft-threads -tbd --threads-batch-draft --spec-draft-threads-batch", "*",
      Nothing, kThreads},
@@ -131,7 +131,7 @@ constexpr Foreign kForeign[] = {
 
     // --- llama.cpp: options that do not exist here
     {"-mu --model-url -dr --docker-repo --server-base", "*", Missing, kDownload},
-    {"-hft --hf-token", "*", Missing, "set HF_TOKEN: arguments are visible to other users"},
+    {"-hft --hf-token", "*", Missing, "set HF_TOKEN instead: other users can see arguments"},
     {"-hfd -hfrd --hf-repo-draft --spec-draft-hf", "*", Same, "-md hf.co/$"},
     {"--gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default", "",
      Missing, kDownload},
@@ -160,7 +160,7 @@ constexpr Foreign kForeign[] = {
     {"--yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast", "*", Missing,
      kNoRope},
     {"-gan --grp-attn-n -gaw --grp-attn-w", "*", Missing, kNoRope, "1 512"},
-    {"--override-kv", "*", Missing, "the file's own metadata are used"},
+    {"--override-kv", "*", Missing, "the file's own metadata is used"},
     {"--hellaswag --winogrande --multiple-choice", "", Missing, kScores},
     {"--hellaswag-tasks --winogrande-tasks --multiple-choice-tasks", "*", Missing, kScores},
     {"--ppl-stride --ppl-output-type", "*", Missing, kScores, "0"},
@@ -232,7 +232,7 @@ constexpr Foreign kForeign[] = {
      "--pa-memory-mb",
      "*", Nothing, kPaged},
     {"--pa-cache-type", "*", Missing, "use --cache-type-k and --cache-type-v"},
-    {"--no-kv-cache", "", Missing, "there is always a cache"},
+    {"--no-kv-cache", "", Missing, "the KV cache is always used"},
     {"--prefix-cache-n", "*", Nothing, kSharing},
     {"--truncate-sequence", "", Missing, "use --on-overflow drop-middle"},
     {"--throughput --throughput-log", "", Same, "--stats"},

@@ -6,7 +6,7 @@ namespace runnel::commands {
 namespace {
 
 constexpr size_t kColumn = 30;  // where explanations start
-constexpr char kGlue = '\1';    // a blank that does not end a line
+constexpr char kGlue = '\1';    // stands for a blank at which no line breaks
 
 std::string entry(const std::string &left, std::string explanation) {
     constexpr std::string_view kDefault = "(default: ";
@@ -82,7 +82,7 @@ std::string overview() {
            "runnel COMMAND --help explains a command, --help-all also its rare options.\n"
            "MODEL is a GGUF file, a folder with one, a name that runnel list shows, or\n"
            "hf.co/USER/REPO[:QUANT], which is downloaded first.\n"
-           "runnel FILE.gguf is runnel chat FILE.gguf.\n"
+           "runnel FILE.gguf means runnel chat FILE.gguf.\n"
            "Options are also RUNNEL_NAME in the environment and lines of\n"
            "~/.config/runnel/config.toml.\n";
 }

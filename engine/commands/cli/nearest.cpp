@@ -6,7 +6,7 @@
 namespace runnel::commands {
 
 size_t edit_distance(std::string_view a, std::string_view b) {
-    // Rows of the table for prefixes of `a` that are two, one and no letters shorter than the current one.
+    // Three rows of the table: for the current prefix of `a`, and for the prefixes one and two letters shorter.
     std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
     for (size_t i = 1; i <= a.size(); ++i) {

@@ -37,7 +37,7 @@ struct Option {
     std::string help;
     std::string fallback;              // the default shown in help; empty: none
     std::vector<std::string> choices;  // all values, if there are only a few
-    std::string alone;                 // the value if none of the choices follows; empty: one is required
+    std::string alone;                 // the value if the option stands without one; empty: it needs a value
     Group group = Group::General;
     bool is_rare = false;                          // shown by --help-all only
     bool is_repeatable = false;                    // values accumulate
@@ -90,7 +90,7 @@ class OptionTable {
     Option &text(std::string_view names, std::string &value, std::string_view help);
     Option &text(std::string_view names, std::optional<std::string> &value, std::string_view help);
     Option &list(std::string_view names, std::vector<std::string> &values, std::string_view help);
-    // Any other kind of option: `set` is called with its value.
+    // An option of any other kind: `set` receives its value.
     Option &add(std::string_view names, std::string_view value, std::string_view help,
                 std::function<void(const std::string &)> set);
 

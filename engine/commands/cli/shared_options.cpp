@@ -68,20 +68,21 @@ Command with_common_options(Command command, Common &common) {
         table.text("-m,--model", common.model, "the model: the same as the argument MODEL").takes("MODEL");
         table
             .text("-hf,-hfr,--hf-repo", common.hub_repo,
-                  "a model of Hugging Face in place of MODEL, downloaded if it is not there")
+                  "a Hugging Face model in place of MODEL, downloaded if it is not in the cache")
             .takes("USER/REPO[:QUANT]");
         table.text("-hff,--hf-file", common.hub_file, "with -hf: the file of the repository")
             .takes("NAME")
             .rare();
         table.flag("--offline", common.is_offline, "download nothing").rare();
     }
-    table.flag("-q,--quiet,--log-disable", common.quiet, "errors only: no progress, notes or statistics");
+    table.flag("-q,--quiet,--log-disable", common.quiet,
+               "show errors only: no progress, notes or statistics");
     if (command.writes_files)
-        table.flag("--overwrite", common.overwrite, "outputs may replace files that runnel did not make");
-    table.text("--config", common.config, "settings from another TOML file").takes("FILE").rare();
-    table.flag("--version", common.version, "the version, and how it was built").rare();
-    table.flag("-h,--help,--usage", common.help, "this help");
-    table.flag("--help-all", common.help_all, "help with all options, and their other spellings");
+        table.flag("--overwrite", common.overwrite, "let outputs replace files that runnel did not write");
+    table.text("--config", common.config, "read settings from another TOML file").takes("FILE").rare();
+    table.flag("--version", common.version, "show the version and how it was built").rare();
+    table.flag("-h,--help,--usage", common.help, "show this help");
+    table.flag("--help-all", common.help_all, "show help with all options and all their spellings");
     return command;
 }
 
@@ -99,7 +100,7 @@ void add_cache_options(OptionTable &table, decode::CacheOptions &o) {
     table.choice("-ctv,--cache-type-v", o.types.v, types, "type of the cached values").takes("TYPE");
     table
         .number("--window", o.window, whole_numbers(0, 1 << 24),
-                "attend to the last N tokens only, and to the sinks; 0: as the model does")
+                "attend only to the last N tokens and to the sinks; 0: as the model does")
         .rare();
     table.number("--sinks", o.sinks, whole_numbers(0, 512), "with --window: the first N tokens stay visible")
         .rare();
@@ -108,17 +109,18 @@ void add_cache_options(OptionTable &table, decode::CacheOptions &o) {
 void add_model_options(OptionTable &table, ModelOptions &o) {
     table.in_group(Group::Context);
     table.number("-c,--ctx-size,--max-seq-len", o.context, whole_numbers(0, int64_t{1} << 40),
-                 "context in tokens, also as 4k; 0: the model's own, reduced to what fits");
+                 "context in tokens, such as 8192 or 8k; 0: the model's own, reduced to what fits");
     table.number("-b,--batch-size,-ub,--ubatch-size", o.batch, whole_numbers(1, 1 << 20),
                  "tokens per step of the prefill");
     add_cache_options(table, o.cache);
     table
-        .add("--cache-size", "SIZE", "memory for keys and values, as 800M or 4G; by default what -c needs",
+        .add("--cache-size", "SIZE",
+             "memory for keys and values, such as 800M or 4G; by default what -c needs",
              [&o](const std::string &text) { o.cache.size = byte_size(text, int64_t{1} << 50); })
         .rare();
     table.in_group(Group::Device);
     table.number("-t,--threads", o.threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");
-    add_device_option(table, "-dev,--device", o.device, "where to run: auto, cpu, cuda or cuda:N");
+    add_device_option(table, "-dev,--device", o.device, "device to run on: auto, cpu, cuda or cuda:N");
     table
         .add("-ngl,--gpu-layers,--n-gpu-layers", "N",
              "layers on the GPU, from the last on; the output counts as one; auto, all, or 0 for none",
@@ -183,7 +185,7 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
              })
         .rare();
     add_device_option(table, "--draft-device,-devd,--device-draft,--spec-draft-device", o.device,
-                      "where the draft model runs, as --device")
+                      "device of the draft model, as for --device")
         .rare();
     table
         .add("-ngld,--gpu-layers-draft,--n-gpu-layers-draft,--spec-draft-ngl", "N",
@@ -254,10 +256,10 @@ void add_logprob_options(OptionTable &table, GenerationFlags &o) {
 void add_stats_options(OptionTable &table, StatsFlags &o) {
     table.in_group(Group::Output);
     table.flag("--stats,--verbose,-v,--show-timings,--perf", o.print,
-               "a summary of times and tokens on stderr");
-    table.text("--stats-file", o.file, "the summary as JSON, to a file").takes("FILE").rare();
+               "print a summary of times and tokens on stderr");
+    table.text("--stats-file", o.file, "write the summary as JSON to a file").takes("FILE").rare();
     table
-        .add("--stats-fd", "N", "the summary as JSON, to a file descriptor",
+        .add("--stats-fd", "N", "write the summary as JSON to a file descriptor",
              [&o](const std::string &text) {
                  o.fd = static_cast<int>(number_in(whole_numbers(0, 1 << 20), text));
              })
@@ -314,7 +316,7 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
                 whole_numbers(-1, int64_t{1} << 31),
                 "maximum tokens of reasoning before the answer; -1: no limit")
         .rare();
-    table.text("--tools", o.tools, "tools that the model may call: a JSON list of definitions")
+    table.text("--tools", o.tools, "a JSON file with definitions of tools that the model may call")
         .takes("FILE")
         .rare();
     table

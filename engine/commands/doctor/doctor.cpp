@@ -32,7 +32,7 @@ using Verdict = Finding::Verdict;
 using kernels::Absence;
 
 constexpr int32_t kTextTokens = 40, kQuickTextTokens = 12;
-constexpr double kCpuTolerance = 0.1;              // activations have 8 bits, and a few are large
+constexpr double kCpuTolerance = 0.1;  // the CPU rounds activations to 8 bits, and a few are large
 constexpr size_t kTestedMemory = size_t{1} << 30;  // bytes, at most a quarter of the free memory
 
 std::string gigabytes(double bytes) {
@@ -41,7 +41,7 @@ std::string gigabytes(double bytes) {
     return text;
 }
 
-// A line on a terminal that is overwritten.
+// A progress line on a terminal, overwritten by the next one.
 class Progress {
   public:
     explicit Progress(Io &io) : io_(io), shown_(io.err.is_terminal() && !io.quiet) {}
@@ -103,7 +103,7 @@ class Doctor {
 
     int32_t text_tokens() const { return options_.quick ? kQuickTextTokens : kTextTokens; }
 
-    // Reports a missing device before any work is done.
+    // Finds the GPUs to check. Called first, so that a missing device is reported before any work is done.
     void find_gpus() {
         if (options_.device == cpu_->name()) return;
         devices_ = machine_.find(options_.threads);
@@ -140,7 +140,7 @@ class Doctor {
             case Absence::DriverFailed:
                 finding.remedy =
                     "Restart the machine, and install a current NVIDIA driver if that does not "
-                    "help (nvidia-smi tells whether it answers).";
+                    "help (nvidia-smi shows whether the driver works).";
                 break;
             default:
                 finding.remedy =
@@ -179,11 +179,11 @@ class Doctor {
         char magic[4] = {};
         if (std::ifstream(options_.path, std::ios::binary).read(magic, sizeof magic) &&
             std::string_view(magic, sizeof magic) != "GGUF")
-            finding.remedy = "Take a GGUF file of the model.";
+            finding.remedy = "Use a GGUF file of the model.";
         return finding;
     }
 
-    // The devices are then checked with the sample program's weights.
+    // Reports a file that is not a model. The devices are then checked with the sample program's weights.
     Finding not_a_model(const std::string &why) const {
         Finding finding{Area::File, "model", Verdict::Wrong, why};
         const gguf::Value *const architecture = file_->find("general.architecture");
@@ -192,9 +192,9 @@ class Doctor {
         const bool known = name && std::ranges::find(supported, *name) != supported.end();
         finding.remedy =
             known ? "No program can run it: download it again, compare its checksum with the publisher's, "
-                    "or take another conversion of the model."
-                  : "This version of runnel does not run it: take a model of a family that it knows "
-                    "(runnel inspect --supported), or a newer version.";
+                    "or use another conversion of the model."
+                  : "This version of runnel does not run it: use a model of a supported family "
+                    "(runnel inspect --supported), or a newer version of runnel.";
         return finding;
     }
 
@@ -304,7 +304,7 @@ class Doctor {
                 if (finite) look_at_text_on(gpu->name(), options, cpu);
         } catch (const text::TokenizerError &error) {
             Finding finding{Area::File, "tokenizer", Verdict::Wrong, error.what()};
-            finding.remedy = "No program can run it: take another conversion of the model.";
+            finding.remedy = "No program can run it: use another conversion of the model.";
             add(std::move(finding));
         } catch (const decode::DecodeError &error) {
             add_of("cpu", {Area::Text, "a text on the CPU", Verdict::Skipped, error.what()});
@@ -343,7 +343,7 @@ class Doctor {
     Progress progress_;
     int threads_;
     kernels::DevicePtr cpu_;
-    kernels::Devices devices_;                    // without the GPU unless it is checked
+    kernels::Devices devices_;                    // has no GPUs if only the CPU is checked
     std::vector<kernels::DevicePtr> gpus_;        // to be checked
     std::vector<kernels::DevicePtr> sound_gpus_;  // those of gpus_ that passed
     double bytes_per_second_ = 0;                 // bandwidth of the GPU's memory; 0: not measured

@@ -17,7 +17,7 @@ namespace {
 
 using namespace kernels;
 
-constexpr int32_t kTokens = 36;   // more than one tile of the prefill kernels holds, and not a multiple of it
+constexpr int32_t kTokens = 36;   // larger than a tile of the prefill kernels, and not a multiple of it
 constexpr int64_t kColumns = 64;  // columns of the output that are compared
 constexpr int64_t kFewExperts = 8;
 constexpr uint32_t kSeed = 20;
@@ -65,7 +65,7 @@ WeightId add_floats(Program &program, std::string name, int64_t rows, int64_t co
     return static_cast<WeightId>(program.weights.size() - 1);
 }
 
-// Values near 1, a few of them large, like activations.
+// Random values of size 1, a few of them large, as activations have them.
 std::vector<float> activations(int64_t count, std::mt19937 &random) {
     std::normal_distribution<float> value(0, 1);
     std::vector<float> x(static_cast<size_t>(count));
@@ -165,11 +165,11 @@ class Cases {
         cases_.push_back({std::move(name), std::move(example), std::move(program), std::move(reference),
                           kTokens, tolerance, true});
     }
-    // For steps that the reference computes unchanged.
+    // Adds a case in which the reference computes the same program.
     void push(std::string name, std::string example, const Make &program, double tolerance) {
         push(std::move(name), std::move(example), program, program, tolerance);
     }
-    // For a step without matrices, whose activations no device rounds.
+    // Adds a case for a step without matrices: no device rounds its activations.
     StepCase &push_exact(std::string name, std::string example, const Make &program, double tolerance) {
         push(std::move(name), std::move(example), program, program, tolerance);
         cases_.back().rounded = false;
@@ -207,7 +207,7 @@ class Cases {
             kExact);
     }
 
-    // Each matrix of the step separately.
+    // Adds one case for each matrix of the step.
     void add(const Linear &step) {
         for (const Linear::Part &part : step.parts) {
             const Weight &w = weight(part.weight);
@@ -241,7 +241,7 @@ class Cases {
         cases_.back().bytes = w.bytes();
     }
 
-    // The rows of a part that are compared, as F32. Returns their slot.
+    // Computes only the rows of a part that are compared, as F32. Returns the slot of the result.
     Slot some_rows(Small &plain, Slot in, const Linear::Part &part) const {
         const Weight &w = weight(part.weight);
         Program &program = plain.program();
@@ -350,7 +350,7 @@ class Cases {
                   t.length,
                   t.offset}))
             return;
-        // A window that hides none of these few tokens would not be tested.
+        // A window longer than the test sequence would hide no token and so not be tested.
         const int32_t window = std::min(step.window, attention_tokens_ / 2);
         const auto program = [this, step, window] {
             Attention first = step;

@@ -16,9 +16,9 @@ namespace runnel::commands {
 struct StepCase {
     std::string name;     // unique: "matrix q4_K 4096 x 14336"
     std::string example;  // a tensor of this shape and format, or empty
-    // program: the step with the program's own weights. reference: what the reference (kernels/reference/)
-    // computes, the same or, for a matrix, only the rows that are compared. Both have the same tokens and
-    // vocabulary size. (Functions, because programs are large.)
+    // program: the step with the program's own weights, for the device. reference: the program for the reference
+    // backend (kernels/reference/): the same or, for a matrix, only the rows that are compared. Both have the same
+    // tokens and vocabulary size. (They are functions because programs are large.)
     std::function<kernels::Program()> program, reference;
     int32_t tokens;    // length of the one sequence; a token's id is its index
     double tolerance;  // relative error allowed with activations of 11 or 12 bits

@@ -112,7 +112,7 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
     } else if (device.same_bits && !step.rounded &&
                !same_bits(whole, Sequence(device.same_bits(), program, step.tokens).run(0, step.tokens))) {
         finding.verdict = Verdict::Wrong;
-        finding.detail += ", but not the bits of the scalar instruction set";
+        finding.detail += ", but other bits than with the scalar instruction set";
     } else if (!same_bits(whole, parts)) {
         const Distance of_parts = distance(parts, expected, program.vocab);
         const bool wrong = !(of_parts.all <= tolerance);

@@ -22,11 +22,14 @@ constexpr size_t kMostNamed = 20;           // tensors
 // Matrices have few pages of zeros, such as the padding of a vocabulary; vectors may be all zeros
 // (biases). A file that was preallocated and not fully downloaded ends in zeros: most of a matrix, or
 // part of the file's last one.
-constexpr uint64_t kLarge = uint64_t{1} << 20;  // bytes: in matrices of this size or more,
-constexpr double kMostZeros = 0.02;             // a larger share of zero pages is reported
-constexpr uint64_t kMatrixPages = 16;  // in matrices of this many pages or more, these shares are damage:
-constexpr double kMissing = 0.5;       // of the whole matrix
-constexpr double kMissingEnd = 0.1;    // of the file's last matrix, at its end
+//
+// Matrices of kLarge bytes or more: a share of zero pages above kMostZeros is reported.
+constexpr uint64_t kLarge = uint64_t{1} << 20;
+constexpr double kMostZeros = 0.02;
+// Matrices of kMatrixPages pages or more: a share of zero pages above kMissing is damage, and so is a share above
+// kMissingEnd at the end of the file's last matrix.
+constexpr uint64_t kMatrixPages = 16;
+constexpr double kMissing = 0.5, kMissingEnd = 0.1;
 
 struct Piece {
     size_t tensor;

@@ -61,7 +61,7 @@ class Judge {
             return f.area == area && f.verdict == verdict && f.role != Finding::Role::Summary;
         });
     }
-    // The first fault of the area that has its own remedy (null: none), and whether all its faults have one.
+    // told(): the area's first fault that has its own remedy, or null. all_told(): whether all its faults have one.
     const Finding *told(Area area) const {
         const auto found = std::find_if(findings_.begin(), findings_.end(), [&](const Finding &f) {
             return f.area == area && is_fault(f.verdict) && !f.remedy.empty();
@@ -94,12 +94,12 @@ class Judge {
             count([](const Finding &f) { return f.area == Area::Cpu && f.verdict == Verdict::Failed; }))
             return {"cpu",
                     "The CPU failed (" + named(Area::Cpu) +
-                        "): read these lines, and free memory or choose fewer threads with -t.",
+                        "): these lines say why. Free memory, or choose fewer threads with -t.",
                     exit_code::kFailed};
         return {"cpu",
                 "The CPU's results are wrong (" + named(Area::Cpu) +
-                    "). If another run gives the same, RUNNEL_CPU=scalar avoids these kernels: please "
-                    "report it. If not, memory or an overclocked CPU is at fault.",
+                    "). If another run shows the same errors, RUNNEL_CPU=scalar avoids these kernels, and "
+                    "please report them. If not, memory or an overclocked CPU is at fault.",
                 exit_code::kFailed};
     }
 
@@ -117,7 +117,7 @@ class Judge {
 
     Conclusion of_gpu() const {
         const std::string without = " Until then: --device cpu.";
-        // (kernels/cuda/runtime/switches.h)
+        // The names of the parts are those of kernels/cuda/runtime/switches.h.
         const std::string halves =
             " RUNNEL_CUDA_OFF=pdl,graphs,prefetch,carveout,trigger disables parts of the GPU's work, each "
             "by "

@@ -17,7 +17,7 @@ struct Finding {
         Note,      // worth knowing, no fault
         Skipped,   // not checked; the detail says why
         Varies,    // right, but its bits depend on the rest of the batch
-        Unstable,  // another result every time
+        Unstable,  // the same work gave different results
         Wrong,
         Failed,  // no result at all
     };

@@ -62,7 +62,7 @@ class Sample {
         program_.slots.push_back({name, width});
         return static_cast<Slot>(program_.slots.size() - 1);
     }
-    // Rows repeat: quantizing them all would take longer than the checks.
+    // A few rows are quantized and repeated: quantizing all rows would take longer than the checks.
     WeightId matrix(gguf::Type type, int64_t rows, int64_t cols, int64_t count = 1) {
         constexpr int64_t kDifferent = 64;
         const size_t row_bytes = gguf::row_bytes(type, cols), all = static_cast<size_t>(rows * count);

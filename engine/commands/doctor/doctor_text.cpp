@@ -76,8 +76,9 @@ Finding check_text(const TextLogits &of) {
         finding.verdict = Verdict::Wrong;
         finding.detail = "the model's numbers overflow: the logits of a text are not finite";
         finding.remedy =
-            "Its weights are damaged or were converted wrongly: download it again, compare its checksum with "
-            "the publisher's, or take another conversion of the model.";
+            "The file's weights are damaged or were converted wrongly: download it again, compare its "
+            "checksum "
+            "with the publisher's, or use another conversion of the model.";
         return finding;
     }
     double surprise = 0;
@@ -91,8 +92,8 @@ Finding check_text(const TextLogits &of) {
     finding.numbers["perplexity"] = perplexity;
     if (of.tokens.size() > 1 && perplexity > of.vocab) {
         finding.verdict = Verdict::Note;
-        finding.detail += ", worse than chance among " + std::to_string(of.vocab) +
-                          " tokens: an untrained model, or a file with wrong weights";
+        finding.detail += ", worse than random guesses among " + std::to_string(of.vocab) +
+                          " tokens: the model is untrained, or the file has wrong weights";
     }
     return finding;
 }

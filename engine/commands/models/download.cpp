@@ -151,10 +151,11 @@ class Attempt {
         }
     }
 
-    // One request for the part of the range that `bytes` lacks. True: the range is written, or waits for earlier ones.
+    // Requests the part of the range that `bytes` lacks. True if the range is complete: it is then in the file, or
+    // waits in memory for earlier ranges.
     bool request(Http &http, Range range, Bytes &bytes, bool is_first) {
         const uint64_t from = range.from + bytes.size();
-        uint64_t at = 0;  // of a whole file: the position of the next byte
+        uint64_t at = 0;  // if the server sends the whole file: the position of the next byte
         bool is_whole = false, is_too_long = false;
         std::string problem;
         HttpRequest request{.address = address(), .token = task_.token, .origin = task_.address};
@@ -217,16 +218,16 @@ class Attempt {
     std::string range_problem(const HttpResponse &response, uint64_t from) const {
         const std::string header = response.header("content-range");
         const std::string start = "bytes " + std::to_string(from) + "-";
-        if (!header.starts_with(start)) return "the server sends another range than the one requested";
+        if (!header.starts_with(start)) return "the server sent a different range than the one requested";
         const size_t slash = header.find('/');
         const std::string all = slash == header.npos ? "*" : header.substr(slash + 1);
         if (all != "*" && all != std::to_string(task_.bytes))
-            return "the server's file has " + gguf::printable(all, 30) + " bytes, its list says " +
-                   std::to_string(task_.bytes);
+            return "the server's file has " + gguf::printable(all, 30) +
+                   " bytes, but its list of files says " + std::to_string(task_.bytes);
         return "";
     }
 
-    // For a file that is sent whole: writes the bytes that the partial file lacks.
+    // Called if the server sends the whole file: writes the bytes that the partial file lacks.
     void append_whole(std::span<const std::byte> data, uint64_t at) {
         const std::lock_guard lock(mutex_);
         next_ = task_.bytes;  // leaves no ranges to other connections
@@ -239,7 +240,7 @@ class Attempt {
     void deliver(uint64_t from, Bytes bytes) {
         const std::lock_guard lock(mutex_);
         waiting_[from] = std::move(bytes);
-        // (If the server had begun to send the whole file, only the rest of the range is written.)
+        // If the server also sends the whole file, a part of the range may be in the file already.
         for (auto first = waiting_.begin(); first != waiting_.end() && first->first <= written_;
              first = waiting_.begin()) {
             received_ -= first->second.size();
@@ -306,7 +307,7 @@ class Attempt {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::atomic<bool> stop_{false};
-    std::atomic<uint64_t> received_{0};  // in memory
+    std::atomic<uint64_t> received_{0};  // bytes that wait in memory
     uint64_t written_, next_;            // bytes in the file; beginning of the next range to request
     std::map<uint64_t, Bytes> waiting_;
     std::string redirected_;

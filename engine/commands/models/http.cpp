@@ -259,16 +259,16 @@ HttpResponse Http::get(const HttpRequest &request) {
     for (int i = 0; i <= kMostRedirects; ++i) {
         if (origin_of(address).empty())
             throw HttpError(HttpError::Kind::Refused,
-                            "a redirect to an address that is neither http nor https");
+                            "the server redirects to an address that is neither http nor https");
         std::string redirect;
         HttpResponse response = get_once(request, address, redirect);
         if (!is_redirect(response.status)) return response;
         if (redirect.empty())
             throw HttpError(HttpError::Kind::Refused,
-                            shown_host(address) + ": a redirect without an address");
+                            shown_host(address) + ": the server redirects without an address");
         if (origin_of(address).starts_with("https:") && !origin_of(redirect).starts_with("https:"))
             throw HttpError(HttpError::Kind::Refused,
-                            shown_host(address) + ": a redirect from https to http");
+                            shown_host(address) + ": the server redirects from https to http");
         address = redirect;
     }
     throw HttpError(HttpError::Kind::Refused, shown_host(request.address) + ": too many redirects");

@@ -1,4 +1,4 @@
-// HTTP by libcurl, which is loaded when it is first needed: the program stays one file and starts without it.
+// HTTP requests with libcurl. The library is loaded when it is first needed, so the program also starts without it.
 //
 // Redirects are followed here, not by libcurl: a token is sent to the origin (scheme, host and port) of the first
 // address only, and never from https to http. Proxies come from the environment, as libcurl reads it.
@@ -53,8 +53,8 @@ class Http {
     Http(const Http &) = delete;
     Http &operator=(const Http &) = delete;
 
-    // Throws HttpError without a complete answer; any status is an answer. If `begin` or `body` ended the request,
-    // the response is returned.
+    // Returns the response, whatever its status is, also if `begin` or `body` ended the request. Throws HttpError if no
+    // complete response arrives.
     HttpResponse get(const HttpRequest &request);
 
   private:

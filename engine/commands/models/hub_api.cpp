@@ -145,11 +145,11 @@ void check_status(const HttpResponse &response, const HubServer &server, const s
             shown + " is gated: accept its terms at " + shown_server(server) + "/" + shown +
             (has_token ? " with the account of HF_TOKEN" : ", then set HF_TOKEN to an access token"));
     if (status == 401)
-        throw UsageError(shown + (has_token
-                                      ? ": the server does not accept HF_TOKEN for it (401): is the token "
-                                        "valid, and the name right?"
-                                      : ": there is no such repository, or it is private (401): then set "
-                                        "HF_TOKEN to an access token"));
+        throw UsageError(shown +
+                         (has_token ? ": the server does not accept HF_TOKEN for it (401): is the token "
+                                      "valid, and the name right?"
+                                    : ": there is no such repository, or it is private (401): for a private "
+                                      "one, set HF_TOKEN to an access token"));
     if (status == 403) throw UsageError(shown + ": the server refuses access (403)");
     if (status == 404) throw UsageError(shown + ": not found on " + host + " (404)");
     if (status == 429) throw OutputError(host + " received too many requests (429): try again later");

@@ -113,7 +113,7 @@ void link_blob(const fs::path &folder, const std::string &commit, const std::str
     const fs::path link = folder / "snapshots" / commit / path;
     fs::create_directories(link.parent_path());
     const fs::path target = (folder / "blobs" / blob).lexically_relative(link.parent_path());
-    // The new link has another name first, so that the old one is replaced without ever being absent.
+    // Create the new link under a temporary name and rename it, so that the link exists at every moment.
     const fs::path fresh = link.string() + "." + std::to_string(getpid()) + ".new";
     std::error_code ignored;
     fs::remove(fresh, ignored);

@@ -11,7 +11,7 @@
 namespace runnel::commands {
 
 struct ListedModel {
-    StoredModel model;   // `problem` also says why it cannot be opened or run
+    StoredModel model;   // its `problem` also says why the file cannot be opened or run
     uint64_t bytes = 0;  // of all parts
     std::string type, family;
     std::optional<uint64_t> parameters;

@@ -20,7 +20,7 @@ Command pull_command() {
             "model. USER/REPO/FILE.gguf names a file. An interrupted download continues where it ended; "
             "every "
             "file's SHA-256 is checked. HF_TOKEN is the token for private and gated models, HF_ENDPOINT "
-            "another server, HF_HUB_CACHE another folder; proxies are those of the environment.",
+            "another server, HF_HUB_CACHE another folder; the usual environment variables set proxies.",
         .examples = {"pull Qwen/Qwen3-0.6B-GGUF", "pull ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
                      "chat $(runnel pull Qwen/Qwen3-0.6B-GGUF:Q8_0)"},
         .model = Command::Model::None,
@@ -29,7 +29,7 @@ Command pull_command() {
     OptionTable &table = command.options;
     table.number("--connections", o->connections, whole_numbers(1, 16), "maximum number of connections");
     table.number("--retries", o->retries, whole_numbers(0, 1000),
-                 "attempts in a row that may end without a new byte before the download fails");
+                 "number of consecutive attempts without a new byte before the download fails");
     table.number("--timeout", o->stall_seconds, whole_numbers(1, 3600),
                  "seconds without a byte before reconnecting");
     table.number("--request-bytes", o->range, whole_numbers(1024, 1 << 30), "bytes per request").rare();

@@ -68,7 +68,7 @@ class BlobLock {
         while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
             if (errno != EWOULDBLOCK && errno != EINTR) return;  // no locks on this file system
             if (stop) throw Interrupted();
-            if (!is_said) io.note("another program downloads this file: waiting for it");
+            if (!is_said) io.note("another program is downloading this file: waiting for it");
             is_said = true;
             std::this_thread::sleep_for(50ms);
         }
@@ -113,8 +113,8 @@ std::vector<HubFile> choose(const HubName &name, const HubRepository &repository
     const std::vector<std::string> parts = all_parts(paths, *first);
     if (const auto parsed = parse_file_name(*first);
         parsed && static_cast<size_t>(parsed->parts) != parts.size())
-        throw UsageError(name.repo + ": " + gguf::printable(*first) + " is part of " +
-                         std::to_string(parsed->parts) + ", but the repository has " +
+        throw UsageError(name.repo + ": " + gguf::printable(*first) + " is one of " +
+                         std::to_string(parsed->parts) + " parts, but the repository has " +
                          std::to_string(parts.size()));
     for (size_t i = 0; i < parts.size(); ++i)
         if (const auto parsed = parse_file_name(parts[i]); parsed && parsed->part != static_cast<int>(i + 1))
@@ -147,9 +147,9 @@ void check_space(const fs::path &blobs, const std::vector<HubFile> &files) {
     std::error_code error;
     const fs::space_info space = fs::space(blobs, error);
     if (missing == 0 || error || space.available >= missing + kSpare) return;
-    throw OutputError("not enough disk space: " + size_text(missing, 1) + " are missing, and " +
-                      gguf::printable(blobs.native(), 4096) + " has " + size_text(space.available, 1) +
-                      " free");
+    throw OutputError("not enough disk space: " + size_text(missing, 1) +
+                      " are still to be downloaded, and " + gguf::printable(blobs.native(), 4096) + " has " +
+                      size_text(space.available, 1) + " free");
 }
 
 std::string pull_files(const HubName &name, const DownloadOptions &options, const std::atomic<bool> &stop,
@@ -180,7 +180,7 @@ std::string pull_files(const HubName &name, const DownloadOptions &options, cons
                   .sha256 = file.sha256},
                  options, stop, [&](uint64_t done, bool is_hashing) { progress.update(done, is_hashing); });
     }
-    // (Links come last, so that every model in a snapshot is complete.)
+    // Links come last, so that every model in a snapshot is complete.
     for (const HubFile &file : files) link_blob(folder, repository.commit, file.path, file.sha256);
     set_main(folder, repository.commit);
     return (folder / "snapshots" / repository.commit / files.front().path).string();

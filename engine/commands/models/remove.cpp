@@ -74,7 +74,7 @@ void remove_files(const fs::path &folder, const Removal &removal) {
 }
 
 bool is_agreed(const std::string &question, Io &io) {
-    if (!isatty(io.in)) throw UsageError(question + " There is no terminal to ask: add --yes");
+    if (!isatty(io.in)) throw UsageError(question + " Without a terminal, confirm with --yes");
     io.err.try_write(question + " [y/N] ");
     char answer[16] = {};
     const ssize_t n = read(io.in, answer, sizeof answer);
@@ -99,7 +99,7 @@ int remove_model(const std::string &text, bool is_sure, Io &io) {
     for (const char *part : {"snapshots", "blobs"})
         if (fs::is_symlink(folder / part, error))
             throw UsageError(gguf::printable((folder / part).native(), 4096) +
-                             " is a link: what it leads to is not removed");
+                             " is a link: models behind links are not removed");
     std::optional<std::string> stem;
     if (!name->tag.empty() || !name->file.empty()) {
         for (const StoredModel &model : hub_models(*root, name->repo)) {

@@ -1,5 +1,5 @@
-// SHA-256 (FIPS 180-4), the hash that Hugging Face publishes for every large file. It is implemented here
-// because the program links no cryptographic library and has no other use for one.
+// SHA-256 (FIPS 180-4), the hash that Hugging Face publishes for every large file. The program links no
+// cryptographic library.
 #pragma once
 
 #include <array>

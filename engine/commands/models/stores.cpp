@@ -133,7 +133,7 @@ std::optional<StoredModel> by_repository(const std::vector<StoredModel> &models,
             paths.push_back(model.path.generic_string());
             found.push_back(&model);
         }
-        // Only file names count, not the folders above.
+        // Search only the file names, not the folders above them.
         std::vector<std::string> files;
         for (const std::string &path : paths) files.push_back(path.substr(path.rfind('/') + 1));
         if (const auto chosen = choose_model(files, tag))

@@ -29,7 +29,7 @@ struct StoredModel {
 std::optional<std::filesystem::path> hub_root();
 std::vector<std::filesystem::path> store_roots(Store store);
 
-// All models, sorted by store and name. Never throws, whatever the folders hold.
+// All models, sorted by store and name. Does not throw for any content of the folders.
 std::vector<StoredModel> stored_models();
 
 // The model that MODEL names: a name of stored_models(), a repository (the model that choose_model() finds),

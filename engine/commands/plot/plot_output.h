@@ -1,4 +1,4 @@
-// Outputs of a command's plot: in a terminal below the table, and the file of --plot.
+// Writes the plot of a command to the file of --plot.
 #pragma once
 
 #include <string>

@@ -42,8 +42,8 @@ std::vector<double> ticks(double low, double high, bool logarithmic, int most) {
             step *= factor;
             break;
         }
-    const size_t limit =
-        2 * static_cast<size_t>(std::max(most, 1));  // a limit, because ++i does not change a large i
+    const size_t limit = 2 * static_cast<size_t>(std::max(
+                                 most, 1));  // ends the loop even if i is so large that ++i has no effect
     for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && all.size() < limit; ++i)
         all.push_back(i * step);
     return all;

@@ -15,7 +15,7 @@ using kernels::AttentionMap;
 
 constexpr size_t kMostHeads = 16;
 
-// A map with at most `most` rows: squares of tokens show their largest weight.
+// A map reduced to at most `most` rows: each cell shows the largest weight in a square of tokens.
 struct Pooled {
     size_t rows, tokens;  // tokens: along the side of a square
     std::vector<double> weights;
@@ -80,7 +80,7 @@ std::string scale_of_weights(double left, double top) {
     return text;
 }
 
-// One head, with the tokens at its sides if these are few.
+// The picture of one head; up to 48 tokens are written at its sides.
 std::string one_head(const AttentionPicture &picture) {
     constexpr double kSide = 560, kLeft = 140, kTop = 70;
     const Pooled cells(picture.map, picture.heads[0], kMostMapTokens);
@@ -181,7 +181,7 @@ std::string attention_text(const AttentionPicture &picture) {
     const AttentionPicture one{map, {}, {picture.heads[0]}};
     const Pooled cells(map, picture.heads[0], 60);
     std::string text =
-        headline(one) + "\n" + seen(map) + "; a row for each token, a column for each it sees\n";
+        headline(one) + "\n" + seen(map) + "; a row for each token, a column for each token that it sees\n";
     for (size_t query = 0; query < cells.rows; ++query) {
         const std::string label =
             cells.tokens == 1 ? picture.labels[query] : format("%zu", query * cells.tokens);
@@ -195,7 +195,7 @@ std::string attention_text(const AttentionPicture &picture) {
         text += row + "\n";
     }
     text += "weights: ' ' 0   . 0.01   : 0.05   - 0.1   + 0.3   # 0.6   @ 1";
-    if (cells.tokens > 1) text += format("; largest of %zu x %zu", cells.tokens, cells.tokens);
+    if (cells.tokens > 1) text += format("; each is the largest of %zu x %zu", cells.tokens, cells.tokens);
     return text + "\n";
 }
 
@@ -203,7 +203,7 @@ std::string attention_svg(const AttentionPicture &picture) {
     std::string text = picture.heads.size() == 1 ? one_head(picture) : many_heads(picture);
     text += svg_text(24, 28, "start", headline(picture), " font-size=\"16\" font-weight=\"bold\"");
     std::string below = seen(picture.map) + format("; %zu tokens", picture.map.tokens) +
-                        "; rows look at columns, the first token is at the left";
+                        "; a row shows what a token attends to, the first token is at the left";
     if (picture.heads.size() < static_cast<size_t>(picture.map.heads) && picture.heads.size() > 1)
         below += format("; the first %zu of %d heads", picture.heads.size(), picture.map.heads);
     return text + svg_text(24, 50, "start", below) + "</svg>\n";
@@ -243,7 +243,7 @@ std::string draw_attention(const RunOptions &options, int32_t layer, decode::Eng
     }
     const auto map = kernels::attention_map(engine.model().program, layer,
                                             *kernels::cpu_device(options.model.threads), tokens, stop.flag());
-    if (!map) return {};  // the answer was interrupted, too
+    if (!map) return {};  // the run was interrupted
     const AttentionPicture picture = attention_picture(options, *map, tokens, engine.tokenizer());
     if (options.json) output.attach("attention_map", attention_json(picture));
     if (*options.attention_map == "-") return attention_text(picture);

@@ -28,12 +28,12 @@ int32_t attention_layer(const RunOptions &options, const kernels::Program &progr
 
 struct AttentionPicture {
     const kernels::AttentionMap &map;
-    std::vector<std::string> labels;  // of the tokens
-    std::vector<size_t> heads;        // shown
+    std::vector<std::string> labels;  // one for each token
+    std::vector<size_t> heads;        // the heads to show
 };
 AttentionPicture attention_picture(const RunOptions &options, const kernels::AttentionMap &map,
                                    std::span<const text::TokenId> tokens, const text::Tokenizer &tokenizer);
-// The first of the heads, in at most 80 columns and only ASCII but for the labels.
+// The map of the first shown head as text of at most 80 columns; only the labels may have characters besides ASCII.
 std::string attention_text(const AttentionPicture &picture);
 std::string attention_svg(const AttentionPicture &picture);
 Json attention_json(const AttentionPicture &picture);
@@ -41,8 +41,8 @@ Json attention_json(const AttentionPicture &picture);
 // Mean share of a head's attention that the first token gets from the tokens after it.
 double first_token_share(const kernels::AttentionMap &map, size_t head);
 
-// Draws the map of the prompt and the first answer of `output`, to a file or as the text that is returned. Nothing if a stop
-// was requested.
+// Draws the map of the prompt and the first answer of `output`: writes the file, or returns the text for "-". Does
+// nothing if a stop was requested.
 std::string draw_attention(const RunOptions &options, int32_t layer, decode::Engine &engine,
                            const completion::PromptFormat &format, const completion::Request &request,
                            const decode::StopRequest &stop, RunOutput &output, Io &io);

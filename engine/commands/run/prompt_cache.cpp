@@ -18,9 +18,10 @@ PromptCache::PromptCache(const std::optional<std::string> &path, const ModelOpti
     using State = decode::PromptFileResult::State;
     const std::string name = gguf::printable(*path_, 4096);
     if (result.state == State::Foreign && !io.overwrite)
-        throw UsageError(name + ": " + result.why + ", and will not be overwritten");
+        throw UsageError(name + ": " + result.why +
+                         ", so it is not overwritten; choose another file, or add --overwrite");
     if (result.state == State::Rejected)
-        io.note(name + ": " + result.why + ": not used; it is written again");
+        io.note(name + ": " + result.why + ": the file is not used, and is written again");
     if (result.state == State::NoRoom) io.note(name + ": " + result.why + ": not used");
     known_ = std::move(result.tokens);
 }

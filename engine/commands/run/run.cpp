@@ -35,7 +35,7 @@ int32_t sequences_of(const RunOptions &options) {
 
 decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const StopRequest &stop) {
     if (options.samples > 1 && options.beams > 1)
-        throw UsageError("--samples draws answers, --beams searches for one: choose one of them");
+        throw UsageError("--samples and --beams cannot be combined: choose one");
     const GenerationFlags &generation = options.generation;
     const bool logprobs = generation.logprobs >= 0 || generation.prompt_logprobs >= 0;
     if (logprobs && !options.json) throw UsageError("log-probabilities of tokens need --json");
@@ -83,8 +83,9 @@ class Run {
     }
     void take(const completion::Prefill &prefill) {
         if (prefill.left_out > 0 && !std::exchange(noted_, true))
-            io_.note("the prompt outgrows the context of " + std::to_string(engine_.executor().context()) +
-                     " tokens: " + std::to_string(prefill.left_out) + " tokens of it are left out");
+            io_.note("the prompt is longer than the context of " +
+                     std::to_string(engine_.executor().context()) +
+                     " tokens: " + std::to_string(prefill.left_out) + " of its tokens are left out");
         if (prefill.done == prefill.all)
             base::Trace::mark("prompt computed",
                               {{"tokens", prefill.all}, {"from_cache", prefill.from_cache}});
@@ -145,7 +146,7 @@ int run(const RunOptions &options, Io &io) {
     Engine engine(engine_flags);
     loading.end();
     for (const std::string &note : engine.notes()) io.note(note);
-    std::optional<int32_t> layer;  // of the attention map
+    std::optional<int32_t> layer;  // for the attention map
     if (options.attention_map) layer = attention_layer(options, engine.model().program);
     if (options.verify_drafts) expect_room_for_two(engine.executor());
     const auto drafts = drafting(options.draft, options.model, engine, options.samples, io, stop);
@@ -177,7 +178,9 @@ int run(const RunOptions &options, Io &io) {
     if (report.stored && !report.stored->problem.empty())
         io.note("--prompt-cache auto: " + gguf::printable(report.stored->problem, 4096));
     else if (options.store.is_on && prompts_folder().empty())
-        io.note("--prompt-cache auto: there is no folder for prompts, or RUNNEL_NO_HISTORY=1 forbids it");
+        io.note(
+            "--prompt-cache auto: prompts are not stored, because there is no home directory or "
+            "RUNNEL_NO_HISTORY is set");
     write_stats(options.stats, report, io);
     if (trace) write_trace(*options.trace, *trace, engine, io);
     if (options.spec_trace)

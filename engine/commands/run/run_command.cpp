@@ -35,7 +35,7 @@ Command run_command() {
     table.in_group(Group::Prompt);
     table.text("-p,--prompt", o->prompt, "the prompt, instead of the argument");
     table.text("-f,--file", o->file, "the prompt from a file; -: standard input").takes("FILE");
-    table.text("--suffix", o->suffix, "infill: the text after the answer, or a file with it; implies --raw")
+    table.text("--suffix", o->suffix, "infill: the text that follows the answer, or @FILE; implies --raw")
         .takes("TEXT|@FILE");
     table.flag("--raw", o->raw, "complete the text as it stands, without the chat template");
     table.flag("-e,--escape", *escapes, "\\n, \\t, \\\", \\\\ and \\xHH in the prompt are those characters")
@@ -43,8 +43,8 @@ Command run_command() {
     add_system_options(table, o->system, o->system_file);
     add_template_options(table, o->chat, o->show_thinking);
     add_generation_options(table, o->generation);
-    table.number("--samples", o->samples, whole_numbers(1, 1024), "answers to the same prompt");
-    table.number("--beams", o->beams, whole_numbers(1, 256), "the best answer of a search with N beams")
+    table.number("--samples", o->samples, whole_numbers(1, 1024), "number of answers to the same prompt");
+    table.number("--beams", o->beams, whole_numbers(1, 256), "search with N beams and print the best answer")
         .rare();
     add_model_options(table, o->model);
     add_overflow_option(table, o->overflow);
@@ -63,7 +63,7 @@ Command run_command() {
     table.flag("--spec-verify", o->verify_drafts, "also decode without drafts, and fail if the texts differ")
         .rare();
     table.in_group(Group::Output);
-    table.flag("--json", o->json, "one JSON object on stdout");
+    table.flag("--json", o->json, "print one JSON object on stdout");
     add_logprob_options(table, o->generation);
     table
         .text("--trace", o->trace,

@@ -63,7 +63,7 @@ bool RunOutput::interrupted() const {
     });
 }
 
-// All answers together. They share the prompt; the decode time is that of the slowest.
+// Statistics of all answers together. They share the prompt; the decode time is that of the slowest answer.
 Report RunOutput::summary(const decode::Engine &engine, uint64_t seed) const {
     Report all = report(options_.model.path, seed, engine, first());
     for (const Answer &answer : std::span(answers_).subspan(1)) {
@@ -144,13 +144,13 @@ Report RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     }
     const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
-        io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
+        io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were dropped to make room");
     if (first().context_full) io_.note(context + " is full: the text ends here (-c gives a larger one)");
     if (const AnswerText &text = answers_.front().text;
         ended_in_reasoning(first(), !text.reasoning().empty(), text.began()))
         io_.note(
-            "the answer did not begin: the model was still reasoning (-n, --think, --thinking-budget and the "
-            "context bound it)");
+            "there is no answer: the model was still reasoning when it was stopped (-n, --think, "
+            "--thinking-budget and -c set the limits)");
     return report;
 }
 

@@ -28,7 +28,7 @@ class RunOutput {
     void add(const completion::Done &done);
     // Adds a key to the JSON.
     void attach(const std::string &key, Json value) { more_[key] = std::move(value); }
-    // After the last answer: writes the rest. The result is for the statistics.
+    // Call after the last answer: writes the rest and returns the run's statistics.
     Report finish(decode::Engine &engine, uint64_t seed);
 
     bool interrupted() const;  // true if any answer was

@@ -62,7 +62,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
                                 .prompt_logprobs = options.generation.prompt_logprobs};
     request.log_drafts = options.spec_trace.has_value();
     request.thinking_budget = options.chat.thinking_budget;
-    // With -n 0 the prompt alone is computed.
+    // With -n 0, the prompt is computed only if the sequence is kept.
     request.keep = (options.prompt_cache.has_value() || request.limits.max_tokens == 0) && options.beams == 1;
     request.constraint = constraint_of(options.generation.constraint, io);
     request.json_style = json_style(options.generation.constraint);
@@ -70,7 +70,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
     const std::string system = system_prompt(options.system, options.system_file, io.in, &stop);
     if (options.raw && !system.empty())
         throw UsageError(std::string(options.suffix ? "--suffix" : "--raw") +
-                         " has no place for a system prompt");
+                         " cannot be combined with a system prompt");
     if (!options.raw && format.has_template()) {
         if (!format.note().empty()) io.note(format.note());
         std::vector<text::Message> turns;
@@ -78,7 +78,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
         turns.push_back({"user", text});
         request.input = completion::Messages{std::move(turns), tool_use(options.chat, format, io)};
     } else if (!system.empty()) {
-        throw UsageError("the file has no chat template, so there is no place for a system prompt");
+        throw UsageError("the file has no chat template, so a system prompt cannot be used");
     }
     return request;
 }

@@ -1,13 +1,13 @@
 // The file of `run --trace`: one request's life, in the Trace Event Format that chrome://tracing and
 // https://ui.perfetto.dev read. Times are in microseconds from the start of the command.
 //
-//   load model, read prompt      what their names say
+//   load model, read prompt
 //   submit                       render template, tokenize
-//   step                         one for each call of the queue, and in it:
-//     draft                        the last tokens are appended, with guesses of the next ones
-//     pass                         through the model: tokens, depth (cached tokens before them) and logits (rows of
-//                                  logits); with a single sequence also the bytes that the pass must read at least
-//                                  (weights, cache), its operations, and the rate of those bytes in MB/s
+//   step                         one step of the queue, which contains:
+//     draft                        the last tokens are appended, with drafts of the next ones
+//     pass                         a pass through the model, with its tokens, depth (cached tokens before them) and
+//                                  logits (rows of logits); with a single sequence also the bytes that the pass must
+//                                  read at least (weights, cache), its operations, and the rate of those bytes in MB/s
 //     sample                       tokens are chosen and become text
 //   write                        text goes to the output
 //

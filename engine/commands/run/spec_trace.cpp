@@ -21,7 +21,7 @@ constexpr size_t kColumns = 8, kMostPasses = 160, kChipCharacters = 10;
 constexpr const char *kAccepted = "#bfe5d5", *kOwn = "#cfe3f3", *kRejected = "#f0f0f0", *kPass = "#0072B2",
                      *kDraft = "#E69F00", *kPlain = "#999999";
 
-// Guesses of the draft that did not become text.
+// The drafted tokens that did not become part of the answer.
 std::vector<text::TokenId> rejected(const DraftPass &pass) {
     const size_t right = std::min(pass.branch_after.value_or(pass.accepted), pass.drafts.size());
     return {pass.drafts.begin() + static_cast<std::ptrdiff_t>(right), pass.drafts.end()};
@@ -34,15 +34,15 @@ std::string headline(const DraftTimeline &t) {
 
 std::string detail(const DraftTimeline &t) {
     if (t.guessed == 0) return "no drafts";
-    return format("%lld of %lld drafts are right", static_cast<long long>(t.accepted),
+    return format("%lld of %lld drafted tokens were accepted", static_cast<long long>(t.accepted),
                   static_cast<long long>(t.guessed));
 }
 
 // The comparison with plain decoding, if there is a measurement for it.
 std::string compared(const DraftTimeline &t) {
-    if (t.passes.empty()) return "the answer has no pass after its first token";
-    if (!t.without) return "no pass was without drafts: --spec-verify shows the time without";
-    return format("%lld passes of one token would take %.1f ms, %.2f ms each: the median of %lld here",
+    if (t.passes.empty()) return "the answer ended with its first token";
+    if (!t.without) return "every pass had drafts: --spec-verify measures the time without them";
+    return format("%lld passes of one token would take %.1f ms: %.2f ms each, the median of %lld such passes",
                   static_cast<long long>(t.tokens), *t.without * 1e3, *t.plain * 1e3,
                   static_cast<long long>(t.plain_passes));
 }
@@ -119,7 +119,7 @@ void check_spec_trace(const RunOptions &options, const Io &io) {
     if (!options.spec_trace) return;
     if (!drafting_options(options.draft, options.model))
         throw UsageError("--spec-trace needs drafts: --draft-model, --mtp, --lookup or --self-draft");
-    if (options.samples > 1) throw UsageError("--spec-trace shows one answer, not --samples");
+    if (options.samples > 1) throw UsageError("--spec-trace shows one answer: omit --samples");
     if (*options.spec_trace != "-") check_svg_file(*options.spec_trace, "--spec-trace", io);
 }
 

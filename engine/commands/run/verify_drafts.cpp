@@ -15,9 +15,9 @@ void check_draft_flags(const RunOptions &options) {
     if (!options.verify_drafts) return;
     if (!drafts)
         throw UsageError("--spec-verify needs drafts: --draft-model, --mtp, --lookup or --self-draft");
-    if (options.samples > 1) throw UsageError("--spec-verify compares one answer, not --samples");
+    if (options.samples > 1) throw UsageError("--spec-verify compares one answer: omit --samples");
     if (options.draft.rule == decode::DraftRule::Rejection)
-        throw UsageError("--spec-verify: under --draft-rule rejection the text may differ");
+        throw UsageError("--spec-verify needs --draft-rule same: with rejection the text may differ");
 }
 
 void expect_room_for_two(const decode::Executor &executor) {
@@ -25,9 +25,9 @@ void expect_room_for_two(const decode::Executor &executor) {
     if (bounded && executor.cells() / 2 < executor.context())
         throw decode::DecodeError(
             decode::DecodeError::Kind::OutOfMemory,
-            "--spec-verify decodes the text twice, side by side, and the memory holds " +
-                std::to_string(executor.cells()) + " tokens, not two contexts of " +
-                std::to_string(executor.context()) + ": choose -c " + std::to_string(executor.cells() / 2) +
+            "--spec-verify decodes the text twice at the same time, but the cache holds " +
+                std::to_string(executor.cells()) + " tokens, less than two contexts of " +
+                std::to_string(executor.context()) + ": set -c to " + std::to_string(executor.cells() / 2) +
                 " or less");
 }
 

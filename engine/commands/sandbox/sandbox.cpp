@@ -45,7 +45,7 @@ void allow(int ruleset, const fs::path &path, uint64_t rights) {
     add(ruleset, {rights, file.get()});
 }
 
-// "NAME-00001-of-00003.gguf": also the other parts.
+// The file and, if it is "NAME-00001-of-00003.gguf", the other parts.
 std::vector<fs::path> parts_of(const fs::path &path) {
     std::vector<fs::path> parts{path};
     const std::string name = path.filename();
@@ -69,7 +69,7 @@ void allow_output(int ruleset, const fs::path &path, uint64_t all) {
     allow(ruleset, file, (kReadFile | kWriteFile | kTruncate) & all);
     const fs::file_status status = fs::status(file, error);
     if (fs::exists(status) && !fs::is_regular_file(status))
-        return;  // /dev/stdout, a FIFO: no file is created
+        return;  // no file is created in place of /dev/stdout or a FIFO
     const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
     allow(ruleset, folder,
           (kReadFile | kReadFolder | kWriteFile | kMakeFile | kRemoveFile | kTruncate) & all);
@@ -86,7 +86,7 @@ bool confine_files(const SandboxPaths &paths) {
     allow(ruleset.get(), "/dev/null", kReadFile | (kWriteFile & all));
     for (const std::string &path : paths.inputs)
         if (!path.empty() && path != "-")
-            for (const fs::path &part : parts_of(path)) {  // (for a folder, not the files in it)
+            for (const fs::path &part : parts_of(path)) {  // a folder may be listed, but its files not read
                 std::error_code error;
                 allow(ruleset.get(), part, fs::is_directory(part, error) ? kReadFolder : kReadFile);
             }

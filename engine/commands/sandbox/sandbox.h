@@ -1,21 +1,21 @@
-// Confines a command to what its arguments need, enforced by the kernel: if a model file takes over the process by
-// an error in this program, it can neither open other files nor start programs nor make sockets.
+// Confines a command to what its arguments need, enforced by the kernel: if a model file takes over the process through
+// a bug in this program, it can neither open other files nor start programs nor create sockets.
 //
 // Every command that reads models, grammars or templates enters the sandbox before it reads them, so that all later
 // threads are confined as well; `pull` and `rm`, which read none, do not. The sandbox uses two mechanisms of Linux,
 // each as far as the kernel has it:
 //   Landlock   only the files that the arguments name are read, and only the folders of the named outputs are
 //              written to (an output appears by rename, which needs rights on the folder); no signals to
-//              other processes. Runs that store prompts may read and write the whole folder of them
-//              (~/.cache/runnel/prompts), those of other models as well
-//   seccomp    no exec, no new processes, no sockets, no io_uring, ptrace or other ways around that, no typing
-//              into the terminal
+//              other processes. Runs that store prompts may read and write the whole folder of prompts
+//              (~/.cache/runnel/prompts), including those of other models
+//   seccomp    no exec, no new processes, no sockets; no io_uring, ptrace or other calls that get around this; no
+//              input simulated on the terminal
 //
 // `chat` and `list` (Files::All) are confined by seccomp only, and can send signals to other processes: the commands of
 // a chat may name files at any time (a helper process starts its editor, chat/editor.h), and `list` reads what lies in
-// several folders. Runs that may use a GPU are not confined, because the files and calls of GPU drivers differ by
-// version and were not measured. With --device auto these are all runs on a machine with a CUDA device; --device cpu
-// confines there, too. `list` has no --device: on such a machine it is never confined.
+// several folders. Runs that may use a GPU are not confined, because the files and calls that GPU drivers need differ
+// by version. With --device auto these are all runs on a machine with a CUDA device; with --device cpu they are
+// confined there, too. `list` has no --device: on such a machine it is never confined.
 #pragma once
 
 #include <string>

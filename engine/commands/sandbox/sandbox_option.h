@@ -14,7 +14,8 @@ namespace runnel::commands {
 using Confine = std::function<void(const SandboxPaths &paths, const std::string &device)>;
 
 Confine add_sandbox_option(OptionTable &table);
-// The --device to confine by: the draft model's if the model runs on the CPU, otherwise the model's.
+// The --device that decides whether a GPU may be used: the draft model's if the model runs on the CPU, otherwise the
+// model's.
 std::string gpu_wish(const ModelOptions &model, const DraftFlags &draft);
 
 }  // namespace runnel::commands

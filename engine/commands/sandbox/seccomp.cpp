@@ -18,12 +18,12 @@ namespace {
 
 #if defined(__x86_64__)
 constexpr uint32_t kMachine = AUDIT_ARCH_X86_64;
-constexpr uint32_t kX32 = 0x40000000;  // the same calls under other numbers
+constexpr uint32_t kX32 = 0x40000000;  // numbers from here on are the same calls in the x32 ABI
 #elif defined(__aarch64__)
 constexpr uint32_t kMachine = AUDIT_ARCH_AARCH64;
 #endif
 
-// Refused with EPERM.
+// Calls that fail with EPERM.
 constexpr uint32_t kForbidden[] = {
     SYS_execve,
     SYS_execveat,
@@ -43,7 +43,7 @@ constexpr uint32_t kForbidden[] = {
     SYS_process_vm_writev,
     425,
     426,
-    427,  // io_uring_setup, io_uring_enter, io_uring_register: calls that no filter sees
+    427,  // io_uring_setup, io_uring_enter, io_uring_register: filters do not see the calls made through it
     434,
     438,  // pidfd_open, pidfd_getfd
     SYS_open_by_handle_at,
@@ -110,7 +110,8 @@ bool forbid_calls() {
     // A filter cannot read clone3's flags, which are in memory. On ENOSYS libc uses clone() instead.
     filter.push_back(if_equal(kClone3));
     filter.push_back(answer(absent));
-    // Typing into the terminal, or pasting its selection: the shell would run it. The kernel reads 32 bits of the request.
+    // TIOCSTI and TIOCLINUX can simulate input on the terminal, which the shell would run afterwards. The kernel reads
+    // only 32 bits of the request.
     filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 6));
     filter.push_back(load(offsetof(seccomp_data, args) + sizeof(uint64_t)));
     for (const uint32_t request : {TIOCSTI, TIOCLINUX}) {

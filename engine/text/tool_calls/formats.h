@@ -32,9 +32,10 @@ struct ToolFormat {
     std::string_view open = {}, close = {};  // around all calls; empty: nothing
     std::string_view short_before = {};      // what some models write instead of `before`
     bool bare = false;                       // `before` may be absent: a call is the whole answer
-    std::string_view name_key = "name", arguments_key = "arguments", id_key = {};  // of Object and List
-    std::string_view id_mark = {};                                // Named: between name and an id
-    std::string_view parameter = {}, value = {}, end_value = {};  // of Parameters
+    std::string_view name_key = "name", arguments_key = "arguments",
+                     id_key = {};                                 // Object and List: the keys
+    std::string_view id_mark = {};                                // Named: stands between the name and an id
+    std::string_view parameter = {}, value = {}, end_value = {};  // Parameters: the marks of one parameter
     bool typed = false;    // `value` is followed by true or false (is it a string?) and ">
     bool counted = false;  // Named: a colon and a number follow the name
     bool repeats = true;   // more than one call in an answer

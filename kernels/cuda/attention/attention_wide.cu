@@ -66,8 +66,8 @@ static_assert(kWideTotals == (4 * kTiles + 4) * kThreads);
 // load_queries() uses the tile as scratch before K arrives.
 static_assert(sizeof(WideShared::tile) >= kWarps * kMaxWideK * sizeof(float));
 
-// Item number `index`; false if there are fewer. Tiles that read the same cells are adjacent. Items that have
-// all splits are in descending order: the last tiles attend to the most cells.
+// Item number `index`; false if there are fewer. Tiles that read the same cells are adjacent. Items that compute all
+// splits of a tile take the tiles in descending order, because the last tiles attend to the most cells.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     const int sequences = *p.sequence_count;
     int rest = index, partial = 0;

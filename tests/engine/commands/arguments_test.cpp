@@ -6,7 +6,7 @@
 
 using namespace runnel::commands;
 
-TEST_CASE("arguments: model and text") {
+TEST_CASE("arguments: words are split into model and text") {
     using Option = std::optional<std::string>;
     Words w = split_words({"m.gguf", "text"}, {}, {}, true);
     CHECK(w.model == "m.gguf");

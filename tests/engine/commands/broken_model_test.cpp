@@ -1,4 +1,4 @@
-// Commands on a model that computes numbers which are not finite, from outside. Needs $RUNNEL (default
+// Commands on a model that computes numbers which are not finite, tested by running the program. Needs $RUNNEL (default
 // build/runnel).
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-// The cache from outside: --prompt-cache, --on-overflow, --window, --cache-type-k and -v.
+// The cache, tested by running the program: --prompt-cache, --on-overflow, --window, --cache-type-k and -v.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -95,7 +95,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
             const Result result = run_with(flags);
             CHECK(result.code == 0);
             CHECK(result.out == plain.out);
-            CHECK(result.err.find("not used; it is written again") != std::string::npos);
+            CHECK(result.err.find("the file is not used, and is written again") != std::string::npos);
             CHECK(prefilled(stats) == all);
             CHECK(read_file(file) == sound);
         }
@@ -152,7 +152,8 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
     }
 }
 
-TEST_CASE("run --on-overflow: a prompt or an answer that outgrows the context") {
+TEST_CASE(
+    "run --on-overflow: the policy decides what happens to a prompt or an answer that exceeds the context") {
     if (absent()) return;
     const std::string prompt = long_text(60);
     const Result error = run_with({"-p", prompt, "-c", "128"});
@@ -166,7 +167,7 @@ TEST_CASE("run --on-overflow: a prompt or an answer that outgrows the context") 
         CHECK(answer.at("completion_tokens") == 200);
         CHECK(answer.at("prompt_tokens") == 96);
         CHECK(result.err.find("are left out") != std::string::npos);
-        CHECK(result.err.find("forgotten on the way") != std::string::npos);
+        CHECK(result.err.find("tokens were dropped to make room") != std::string::npos);
     }
     const Result ends = run_with({"-p", "word", "-c", "64", "-n", "200", "--json"});
     CHECK(json::parse(ends.out).at("finish_reason") == "length");

@@ -115,7 +115,7 @@ TEST_CASE("bad usage and bad input give one line and their exit codes") {
     }
 }
 
-TEST_CASE("bad model files: exit code 3 and one line, for every command") {
+TEST_CASE("bad model files give exit code 3 and one line in every command") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string all = read_file(tiny().path);
@@ -144,7 +144,7 @@ TEST_CASE("bad model files: exit code 3 and one line, for every command") {
     CHECK(inspect.out.find("cannot be run") != std::string::npos);
 }
 
-TEST_CASE("a full disk and a closed pipe") {
+TEST_CASE("a full disk is an error, a closed pipe is not") {
     if (absent()) return;
     const std::string model = tiny().path.string();
     Process full = process({"run", model, "ab", "-n", "20", "--ignore-eos"});

@@ -38,7 +38,7 @@ std::vector<json> lines_of(const std::string &text) {
 
 }  // namespace
 
-TEST_CASE("grammar: a verdict for every line, with the offset of the refused byte") {
+TEST_CASE("grammar: every line gets a verdict, with the offset of the refused byte") {
     if (absent()) return;
     const Result r =
         runnel_with({"grammar", "--json-schema", R"({"type":"array","items":{"type":"integer"}})", "--check"},
@@ -56,7 +56,7 @@ TEST_CASE("grammar: a verdict for every line, with the offset of the refused byt
           "{\"accepted\": true}\n");
 }
 
-TEST_CASE("grammar: what may come next") {
+TEST_CASE("grammar: --show prints what may come next") {
     if (absent()) return;
     const Result r = runnel_with({"grammar", "--json-schema", kSchema, "--show", "{\"animal\":\"c"});
     CHECK(r.code == 0);
@@ -250,7 +250,7 @@ TEST_CASE("batch: a row's bans are added to the run's; --parallel does not chang
     CHECK(bad.code == 5);
 }
 
-TEST_CASE("run and batch: infill with the file's tokens; without them a suffix is refused") {
+TEST_CASE("run and batch: infill uses the file's tokens; without them a suffix is refused") {
     if (absent()) return;
     const Result refused = run_demo({"--suffix", " of the house."});
     CHECK(refused.code == 5);

@@ -147,7 +147,7 @@ TEST_CASE("gpu commands: bench reports how many kernels a token launches") {
     }
 }
 
-TEST_CASE("gpu commands: inspect tells what of a model fits the GPU") {
+TEST_CASE("gpu commands: inspect shows which part of a model fits on the GPU") {
     testing::ModelShape shape;
     shape.layers = 4;
     const testing::TemporaryModel model(shape);

@@ -138,7 +138,7 @@ TEST_CASE("gpu memory: a model leaves room for the model that drafts") {
     options.beside = drafts.path;
     decode::Engine engine(options);
     CHECK(engine.placement() == "all layers on the GPU");
-    CHECK(draft(engine, {.model = of_drafts}).empty());  // which cannot be, or not "cuda" by name
+    CHECK(draft(engine, {.model = of_drafts}).empty());  // no note: the drafts' model is on the GPU as well
 }
 
 TEST_CASE("gpu memory: --spec-verify computes where the model is, which fills more than half of the GPU") {
@@ -174,8 +174,8 @@ TEST_CASE("gpu memory: --spec-verify computes where the model is, which fills mo
     Files files;
     CHECK_THROWS_WITH_AS(
         run(run_options, files.io),
-        "--spec-verify decodes the text twice, side by side, and the memory holds 224 tokens, not "
-        "two contexts of 128: choose -c 112 or less",
+        "--spec-verify decodes the text twice at the same time, but the cache holds 224 tokens, less than "
+        "two contexts of 128: set -c to 112 or less",
         decode::DecodeError);
 }
 

@@ -148,7 +148,7 @@ TEST_CASE("inspect plans a window, cache types and sequences as a run takes them
     CHECK(runnel_with({"inspect", model, "--sinks", "4"}).code == 2);
 }
 
-TEST_CASE("inspect --plan: a file and a bare shape") {
+TEST_CASE("inspect --plan: a file or a bare shape gives sizes, formulas and a plot") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = tiny().path.string(), svg = (directory / "plan.svg").string();

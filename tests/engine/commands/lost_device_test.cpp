@@ -104,7 +104,7 @@ Outcome batch_on(const char *device, const std::filesystem::path &in, const std:
 
 }  // namespace
 
-TEST_CASE("lost device: a GPU that is too old, too small or absent") {
+TEST_CASE("lost device: a GPU that is too old, too small or absent is reported") {
     Emulated emulated;
     emulated->major = 7;
     CHECK(run_on("cuda", 2).error ==

@@ -144,7 +144,7 @@ TEST_CASE("outputs: two outputs cannot be the same file, standard output and err
         0);
 }
 
-TEST_CASE("outputs: - and /dev/stdout are the standard output of batch") {
+TEST_CASE("outputs: batch writes to standard output for - and /dev/stdout") {
     if (absent()) return;
     const Files f;
     const std::string plain = runnel_with({"batch", f.model, "-s", "1", "-i", f.rows}).out;

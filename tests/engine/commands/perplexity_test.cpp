@@ -1,4 +1,4 @@
-// `runnel perplexity` from outside. Needs $RUNNEL.
+// `runnel perplexity`, run as a program. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
 #include <cmath>

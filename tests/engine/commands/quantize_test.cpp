@@ -1,4 +1,4 @@
-// `runnel quantize` from outside: what it writes, what it refuses, and that it leaves nothing behind.
+// `runnel quantize`, run as a program: what it writes, what it refuses, and that it leaves nothing behind.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// One table: signals at random moments, and the state that an ended run leaves. RUNNEL_SIGNALS=N sends N
-// signals instead of a sample.
+// Sends signals at random moments and checks what the ended run leaves behind. RUNNEL_SIGNALS=N sends N signals
+// instead of a sample.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>

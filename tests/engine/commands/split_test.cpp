@@ -1,4 +1,4 @@
-// `runnel split` and `runnel merge`, and `quantize --keep-split`, from outside.
+// `runnel split` and `runnel merge`, and `quantize --keep-split`, tested by running the program.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-// --prompt-cache auto from outside: run, batch and chat find what earlier runs computed. Needs $RUNNEL.
+// --prompt-cache auto, tested by running the program: run, batch and chat find what earlier runs computed. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/stat.h>

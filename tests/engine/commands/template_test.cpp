@@ -1,4 +1,4 @@
-// `runnel template`, and the template options of run and chat, from outside.
+// `runnel template`, and the template options of run and chat, tested by running the program.
 #include <doctest/doctest.h>
 
 #include <filesystem>
@@ -141,7 +141,7 @@ TEST_CASE("run: reasoning is not written to stdout unless requested") {
     CHECK(reasoning != "");
     CHECK(with({"--show-thinking"}).out == "<think>\n" + reasoning + "\n");
     CHECK(with({"--show-thinking", "--hide-thinking"}).out == "");
-    CHECK(with({}).err.find("the answer did not begin") != std::string::npos);
+    CHECK(with({}).err.find("there is no answer") != std::string::npos);
     CHECK(with({"--think", "on"}).out == "");
     const Result never = with({"--think", "off"});
     CHECK(never.code == 2);

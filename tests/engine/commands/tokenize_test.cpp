@@ -1,4 +1,4 @@
-// `runnel tokenize` from outside. Needs $RUNNEL.
+// `runnel tokenize`, run as a program. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 using namespace runnel::testing;
 using nlohmann::json;
 
-TEST_CASE("tokenize: ids, pieces, lines, and back") {
+TEST_CASE("tokenize: ids, pieces and lines are printed and decoded again") {
     if (absent()) return;
     const std::string model = tiny().path.string();
     const Result list = runnel_with({"tokenize", model, "--ids", "hello"});

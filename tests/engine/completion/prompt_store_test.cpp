@@ -255,7 +255,7 @@ TEST_CASE("prompt store: damage is found, and the file made anew") {
         User next(folder);
         CHECK(next.read(prompt) == 700 - 672);
     }
-    // What is no file of the store is left alone.
+    // The store leaves alone what it did not write.
     const fs::path folder_path = folder.directory.path();
     fs::remove(files[0]);
     fs::create_directory(files[0]);
@@ -420,7 +420,7 @@ TEST_CASE("prompt store: recurrent layers go on from the nearest stored state") 
     CHECK(other.read(changed_from(prompt, 900)) <= 1000 - 900 + cache::kStateInterval);
 }
 
-TEST_CASE("prompt store: sliding windows and quantized keys and values") {
+TEST_CASE("prompt store: sliding windows and quantized keys and values are restored") {
     ModelShape shape;
     shape.arch = "gemma3";
     shape.layers = 6;

@@ -62,7 +62,7 @@ TEST_CASE("bans: an empty text and too many bytes are refused") {
     CHECK_THROWS_AS(Bans({std::string(Bans::kMostBytes + 1, 'a')}, tokens), DecodeError);
 }
 
-TEST_CASE("constraint: banned texts alone, and with a grammar") {
+TEST_CASE("constraint: banned texts are enforced alone and with a grammar") {
     const std::vector<std::string> texts{"</s>", "a", "b", "ab", "ba", "x"};
     const auto banned = [&](std::vector<std::string> what) {
         return std::make_shared<Bans>(std::move(what), texts_of(texts));

@@ -110,7 +110,7 @@ json expected(const char *list) {
 
 }  // namespace
 
-TEST_CASE("demo model: perplexity of unseen text, as llama.cpp measures it") {
+TEST_CASE("demo model: the perplexity of unseen text equals what llama.cpp measures") {
     if (absent()) return;
     for (const json &p : expected("perplexity")) {
         CAPTURE(p.dump());
@@ -222,7 +222,7 @@ TEST_CASE("demo model: answers in a chat read like tales, and end") {
     CHECK(ended >= kAnswers - 1);
 }
 
-TEST_CASE("demo model: small files with complete metadata") {
+TEST_CASE("demo model: the files are small and their metadata is complete") {
     if (absent()) return;
     CHECK(std::filesystem::file_size(demo_model()) <= 6'000'000);
     CHECK(std::filesystem::file_size(demo_draft()) <= 1'000'000);

@@ -65,7 +65,7 @@ decode::DeviceChoice choose_of_two(const DeviceRequest &request) {
 
 }  // namespace
 
-TEST_CASE("device: names") {
+TEST_CASE("device: valid and invalid device names are distinguished") {
     for (const char *name : {"auto", "cpu", "cuda", "cuda:0", "cuda:12"}) CHECK(decode::is_device_name(name));
     for (const char *name : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1 "})
         CHECK(!decode::is_device_name(name));

@@ -240,7 +240,7 @@ TEST_CASE("next token: a greedy token copies back 8 bytes, a sampled one 8 per c
     CHECK(sampled.waits == 10);
 }
 
-TEST_CASE("next token: sequences of a batch, with samples of one prompt and with scored prompts") {
+TEST_CASE("next token: a batch with samples and scored prompts gives the tokens of full rows") {
     const auto answers = [](bool whole_rows) {
         Executor executor = gpu_executor(tiny().program(), whole_rows);
         CompletionQueue queue(executor, letters(), {.parallel = 3});

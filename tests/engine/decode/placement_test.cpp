@@ -175,7 +175,7 @@ TEST_CASE("placement: any number of layers on the GPU gives the same text as the
     }
 }
 
-TEST_CASE("placement: experts on the CPU, attention on the GPU") {
+TEST_CASE("placement: experts run on the CPU while attention runs on the GPU") {
     ModelShape shape;
     shape.arch = "qwen3moe";
     shape.type = "F16";

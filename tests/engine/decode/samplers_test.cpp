@@ -192,7 +192,7 @@ TokenId draw_by(const Probabilities &p, const SamplingOptions &o, size_t positio
 
 // The numbers come from llama_sampler_init_top_n_sigma, _xtc (probability 1), _temp_ext, ... of xllamacpp
 // 2026.10.11549, applied with ctypes to peer_logits(); probabilities are the softmax of the remaining logits.
-TEST_CASE("samplers: llama.cpp's numbers") {
+TEST_CASE("samplers: results equal llama.cpp's recorded numbers") {
     struct Case {
         const char *samplers;
         SamplingOptions options;
@@ -275,7 +275,7 @@ TEST_CASE("samplers: llama.cpp's numbers") {
 }
 
 // From llama_sampler_init_dry_testing of the same library: histories of random.seed(5), logits 0.
-TEST_CASE("DRY: llama.cpp's numbers") {
+TEST_CASE("DRY: penalties equal llama.cpp's recorded numbers") {
     struct Case {
         float multiplier, base;
         int32_t allowed, last_n;

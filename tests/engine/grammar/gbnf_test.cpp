@@ -52,7 +52,7 @@ TEST_CASE("GBNF: a text that is nested too deeply is an error, not a crash") {
     CHECK_THROWS_AS(machine.advance(machine.start(), std::string(20000, '(')), GrammarLimit);
 }
 
-TEST_CASE("GBNF: tokens by number and by text") {
+TEST_CASE("GBNF: tokens may be named by number and by text") {
     const Tokenize tokenize = [](std::string_view text) {
         return text == "<think>" ? std::vector<int32_t>{7} : std::vector<int32_t>{1, 2};
     };

@@ -23,7 +23,7 @@ struct Case {
 
 }  // namespace
 
-TEST_CASE("regex: whole matches") {
+TEST_CASE("regex: a pattern matches the text as a whole") {
     const Case kCases[] = {
         {"abc", {"abc"}, {"ab", "abcd", "xabc"}},
         {"^abc$", {"abc"}, {"xabc"}},

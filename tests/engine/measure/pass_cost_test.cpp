@@ -58,7 +58,7 @@ TEST_CASE("pass cost: counts the cells that at least one token of the pass atten
     }
 }
 
-TEST_CASE("pass cost: a small model, computed by hand") {
+TEST_CASE("pass cost: a small model costs what a computation by hand gives") {
     // Two layers of width 64: q 64 x 64, k and v 32 x 64, output 64 x 64, gate, up and down 96 x 64, and the
     // output matrix 50 x 64; all F32.
     const tests::TinyProgram tiny({}, 3);

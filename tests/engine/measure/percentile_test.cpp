@@ -35,7 +35,7 @@ TEST_CASE("percentile: equals nearest rank by counting") {
     }
 }
 
-TEST_CASE("naive: the exponent and the crossing of times computed by a formula") {
+TEST_CASE("naive: the exponent and the crossing of times given by a formula are found") {
     std::vector<double> x, y;
     for (int i = 1; i < 50; ++i) x.push_back(i), y.push_back(3 * std::pow(i, 1.75));
     CHECK(growth_exponent(x, y) == doctest::Approx(1.75));
@@ -72,7 +72,7 @@ TEST_CASE("batching: arrivals are a Poisson process, and the rate only scales th
     CHECK(arrivals(10, 1, 8) != arrivals(10, 1, 7));
 }
 
-TEST_CASE("roofline: the roof, its ridge, and the share of decode") {
+TEST_CASE("roofline: the roof, its ridge and the share of decode follow the formulas") {
     Roofline roofline;
     roofline.bandwidth = 20e9, roofline.multiply_rate = 800e9;
     roofline.first_token = 2, roofline.steps = {0.5, 0.5, 1};

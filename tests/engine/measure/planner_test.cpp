@@ -19,7 +19,7 @@ using kernels::CacheType;
 constexpr const char *kSeventyBillion =
     "layers=80,width=8192,heads=64,kv-heads=8,ff=28672,vocab=128256";  // Llama 3 70B
 
-TEST_CASE("planner: published sizes of models, from their shapes") {
+TEST_CASE("planner: shapes give the published sizes of models") {
     const kernels::Program large = program_of(parse_shape(kSeventyBillion));
     const Parameters parameters = parameters_of(large);
     CHECK(parameters.all() / 1e9 == doctest::Approx(70.55).epsilon(0.001));

@@ -26,7 +26,7 @@ void check(const RopeTable &table, std::initializer_list<Expected> expected) {
 
 }  // namespace
 
-TEST_CASE("rope: plain and linear frequencies") {
+TEST_CASE("rope: plain and linearly scaled frequencies follow the formulas") {
     const RopeTable plain = make_rope(RopeTable::Pairs::Adjacent, 64, 10000, {}, {});
     REQUIRE(plain.inv_freq.size() == 32);
     CHECK(plain.magnitude == 1.0f);
@@ -69,7 +69,7 @@ TEST_CASE("rope: the magnitude is 1 if the log multiplier is 1; the attention fa
     CHECK(make_rope(RopeTable::Pairs::Adjacent, 64, 10000, scaling, {}).magnitude == 0.5f);
 }
 
-TEST_CASE("rope: per-pair divisors, as Llama 3.1's rope_freqs") {
+TEST_CASE("rope: the factors of rope_freqs divide the frequency of each pair (Llama 3.1)") {
     const std::vector<float> divisors = {1, 2, 4, 8};
     const RopeTable table = make_rope(RopeTable::Pairs::Adjacent, 8, 500000, {}, divisors);
     for (size_t j = 0; j < 4; ++j)

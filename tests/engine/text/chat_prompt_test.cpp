@@ -55,7 +55,7 @@ TEST_CASE("chat prompt: the file's template is interpreted") {
           "NoneNoneFalse");
 }
 
-TEST_CASE("chat prompt: variables, tools, another template, named templates") {
+TEST_CASE("chat prompt: options set variables, tools and the template, by file or name") {
     const std::vector<Message> chat = {{"user", "hi"}};
     VocabularyFile file = vocabulary("{{ enable_thinking }}{{ k }}");
     file.string("tokenizer.chat_template.tool_use", "tools: {{ tools | tojson }}");

@@ -133,7 +133,7 @@ TEST_CASE("a megabyte of one kind of character takes linear time") {
     }
 }
 
-TEST_CASE("normalization form C") {
+TEST_CASE("text is normalized to form C") {
     CHECK(text::to_nfc("e\u0301a") == "\u00E9a");
     CHECK(text::to_nfc("xe\u0302\u0301y\u212Bz") == "x\u1EBFy\u00C5z");
     CHECK(text::to_nfc("\u1112\u1161\u11AB\uAC00\u11A8") == "\uD55C\uAC01");

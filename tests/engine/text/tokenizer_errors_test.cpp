@@ -35,7 +35,7 @@ VocabularyFile bpe() {
 
 }  // namespace
 
-TEST_CASE("missing tokenizer metadata") {
+TEST_CASE("missing tokenizer metadata is refused") {
     CHECK(spm().error().empty());
     CHECK(bpe().error().empty());
     check_refused(spm().without(kPrefix + "model"), "model", "missing");
@@ -75,7 +75,7 @@ TEST_CASE("every pre-tokenizer's patterns compile and keep all of the text") {
     }
 }
 
-TEST_CASE("tokenizer metadata of the wrong type") {
+TEST_CASE("tokenizer metadata of the wrong type is refused") {
     for (const char *const name : {"model", "pre"})
         check_refused(bpe().number(kPrefix + name, 1), name, "string");
     for (const char *const name : {"tokens", "merges"}) {
@@ -90,7 +90,7 @@ TEST_CASE("tokenizer metadata of the wrong type") {
     check_refused(spm().number(kPrefix + "add_space_prefix", 1), "add_space_prefix", "boolean");
 }
 
-TEST_CASE("tokenizer arrays with contradictory lengths") {
+TEST_CASE("tokenizer arrays with contradictory lengths are refused") {
     check_refused(spm().floats(kPrefix + "scores", {1, 2, 3}), "scores", "3 entries");
     check_refused(spm().ints(kPrefix + "token_type", {1}), "token_type", "1 entries");
     check_refused(bpe().ints(kPrefix + "token_type", std::vector<int32_t>(1000, 1)), "token_type",
@@ -106,7 +106,7 @@ TEST_CASE("tokenizer arrays with contradictory lengths") {
     check_refused(spm().floats(kPrefix + "scores", scores), "scores", "not a number");
 }
 
-TEST_CASE("special token ids outside the vocabulary") {
+TEST_CASE("special token ids outside the vocabulary are refused") {
     for (const char *const name : {"bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id",
                                    "unknown_token_id", "fim_pad_token_id"}) {
         CAPTURE(name);
@@ -125,7 +125,7 @@ TEST_CASE("pieces that occur twice are refused, except empty ones") {
     CHECK(sentencepiece_file({std::string(32767, 'x')}).error().empty());
 }
 
-TEST_CASE("merges that do not fit the vocabulary") {
+TEST_CASE("merges that do not fit the vocabulary are refused") {
     check_refused(bpe().strings(kPrefix + "merges", {"a b", "a c"}), "merges", "entry 1");
     check_refused(bpe().strings(kPrefix + "merges", {"zz b"}), "merges", "entry 0");
     check_refused(bpe().strings(kPrefix + "merges", {"ab"}), "merges", "two pieces");

@@ -179,7 +179,7 @@ TEST_CASE("segments form one text, but only special ones may contain control tok
     CHECK(encode({}).empty());
 }
 
-TEST_CASE("tokens that end generation") {
+TEST_CASE("tokens that end generation are recognized by their text") {
     const auto ends = [](const std::vector<std::string> &controls) {
         const auto loaded = byte_pair_file({"a b"}, controls).load();
         Pieces found;
@@ -260,7 +260,7 @@ TEST_CASE("a GPT-NeoX file without a pre-tokenizer is split by GPT-NeoX's rules"
     CHECK(encoded(file.load().tokenizer, "0000", kPlain) == Pieces{"0000"});
 }
 
-TEST_CASE("ids outside the vocabulary") {
+TEST_CASE("ids outside the vocabulary have no text") {
     const auto loaded = sentencepiece_file(kHello).load();
     for (const TokenId id : {-1, loaded.tokenizer.size(), INT32_MAX, INT32_MIN}) {
         CHECK(loaded.tokenizer.piece(id).empty());

@@ -39,7 +39,7 @@ const char *const kVocabularies[] = {"llama-spm", "phi-3",          "gemma3",   
 
 }  // namespace
 
-TEST_CASE("recorded token ids of real vocabularies") {
+TEST_CASE("recorded token ids of real vocabularies are reproduced") {
     for (const std::string name : kVocabularies) {
         CAPTURE(name);
         const auto base = testing::shared_data() / "vocab" / name;

@@ -101,7 +101,7 @@ TEST_CASE("a UTF-8 stream gives the same text however the bytes are split, and a
     }
 }
 
-TEST_CASE("validity of UTF-8") {
+TEST_CASE("valid and invalid UTF-8 are distinguished") {
     CHECK(text::is_valid_utf8(""));
     CHECK(text::is_valid_utf8(std::string("12345678901234567\0x", 19)));
     CHECK(text::is_valid_utf8("1234567\u00E9\u4E2D\U0001F600"));

@@ -38,7 +38,7 @@ TEST_CASE("append writes K transposed and V in rows") {
     }
 }
 
-TEST_CASE("attention: against double precision over random shapes") {
+TEST_CASE("attention: random shapes agree with double precision") {
     Engine engine(2);
     const std::vector<int32_t> dims{1, 7, 16, 32, 33, 48, 64, 80, 96, 100, 128, 192, 256};
     const auto any_dim = [&] {
@@ -102,7 +102,7 @@ TEST_CASE("attention: rows are what the header defines, to the last bit") {
     }
 }
 
-TEST_CASE("attention: page and range boundaries, windows") {
+TEST_CASE("attention: results are right at page and range boundaries and with windows") {
     Engine engine(3);
     for (const int32_t cells : {1, 31, 32, 33, 64, 65, 511, 512, 513, 1023, 1024, 1025, 1100}) {
         for (const int32_t window : {0, 1, 2, 31, 32, 33, 500, 512, 513, 1024}) {
@@ -185,7 +185,7 @@ TEST_CASE("attention: cells outside a row's window do not affect it") {
     }
 }
 
-TEST_CASE("attention: large and equal scores") {
+TEST_CASE("attention: large and equal scores agree with double precision") {
     Engine engine(6);
     Sequence sequence(engine, {1200, 8, 64, 64, 0}, kHalfNan, 200);
     sequence.append_all(attention_best(), engine);

@@ -54,7 +54,7 @@ TEST_CASE("attention: K and V in every pair of types, read as the layout says, t
         }
 }
 
-TEST_CASE("attention: numbers that a type cannot hold") {
+TEST_CASE("attention: numbers beyond a cache type's range become its limits") {
     Engine engine(9);
     for (const CacheType type : {CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
         CAPTURE(static_cast<int>(type));

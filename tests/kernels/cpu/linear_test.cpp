@@ -124,7 +124,7 @@ std::vector<double> kept(ActFormat format, const float *x, int64_t cols) {
 
 }  // namespace
 
-TEST_CASE("linear: scalar against double precision") {
+TEST_CASE("linear: the scalar code agrees with double precision") {
     std::mt19937 random(kSeed);
     for (gguf::Type type : kLinearTypes)
         for (int64_t cols : {1, 31, 32, 100, 256, 288, 2304}) {
@@ -235,7 +235,7 @@ TEST_CASE("linear: every path is bit-equal to the scalar code") {
         }
 }
 
-TEST_CASE("linear: extremes of the integer range") {
+TEST_CASE("linear: extremes of the integer range give the scalar code's bits") {
     std::mt19937 random(kSeed + 4);
     const int64_t rows = 17, cols = 512;
     const int32_t most = 9;

@@ -9,7 +9,7 @@
 using namespace runnel::kernels::cpu;
 using runnel::testing::TemporaryDirectory;
 
-TEST_CASE("system memory: meminfo") {
+TEST_CASE("system memory: total and available memory are read from meminfo") {
     const SystemMemory memory = parse_meminfo("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   600 kB\n");
     CHECK(memory.total == 1024000);
     CHECK(memory.available == 614400);

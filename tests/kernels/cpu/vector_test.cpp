@@ -61,7 +61,7 @@ double ulps(float x, double exact) {
 
 }  // namespace
 
-TEST_CASE("norms: against double precision, bit-equal between instruction sets") {
+TEST_CASE("norms agree with double precision and between instruction sets") {
     Random random(1);
     for (const int64_t n : kLengths) {
         for (int round = 0; round < 16; ++round) {
@@ -149,7 +149,7 @@ TEST_CASE("exp is within 1.25 ulp, exact at 0 and saturates") {
     }
 }
 
-TEST_CASE("gates: against double precision, bit-equal between instruction sets") {
+TEST_CASE("gates agree with double precision and between instruction sets") {
     constexpr Activation::Parameters kNumbers{0.8f, -0.9f, 0.5f, -1e-6f};
     Random random(3);
     for (const Activation::Kind act :
@@ -221,7 +221,7 @@ TEST_CASE("gates saturate, and NaN stays") {
     }
 }
 
-TEST_CASE("soft-cap: against double precision, bit-equal between instruction sets") {
+TEST_CASE("soft-cap agrees with double precision and between instruction sets") {
     Random random(12);
     for (const float c : {0.5f, 30.0f, 50.0f}) {
         Floats x = random.normal(1003, c), scalar(1003), out(1003);
@@ -240,7 +240,7 @@ TEST_CASE("soft-cap: against double precision, bit-equal between instruction set
     }
 }
 
-TEST_CASE("RoPE: both pair orders, partial rotation, odd sizes") {
+TEST_CASE("RoPE: both pair orders, partial rotation and odd sizes are computed") {
     Random random(4);
     for (int round = 0; round < 60; ++round) {
         const int32_t heads = static_cast<int32_t>(random.between(1, 5));

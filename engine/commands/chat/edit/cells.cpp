@@ -11,7 +11,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr size_t kLongestGrapheme = 256;  // limits a cluster of endless combining marks
+constexpr size_t kLongestGrapheme = 256;  // in bytes: a text may consist of combining marks alone
 
 // Characters that reorder the text around them.
 bool is_bidi_control(char32_t c) {

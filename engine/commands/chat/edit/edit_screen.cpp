@@ -48,7 +48,7 @@ class LayoutMaker {
     void begin_row(std::string_view prefix) {
         layout_.rows.push_back({std::string(prefix), text_width(prefix), {}});
     }
-    // Marks a place for the cursor. Behind the last cell of a row it moves to the next row.
+    // Marks a place where the cursor can stand. A place behind the last cell of a row begins the next row.
     void stop(size_t offset) {
         if (row().width >= columns_) begin_row("");
         row().stops.push_back({row().width, offset});

@@ -43,18 +43,18 @@ class EditScreen {
     std::string paint(const EditLayout &layout, WindowSize size);
     // Shows all rows a last time; the cursor moves to the beginning of the line below them.
     std::string finish(const EditLayout &layout);
-    // Removes what is shown; the cursor stays at its beginning.
+    // Removes the rows shown; the cursor stays where the first one began.
     std::string clear();
-    // Call when the window's width has changed: the terminal then folds the rows that are too long.
+    // Call when the window's width has changed: the terminal has then wrapped the rows that are too long.
     void resized(int columns);
 
   private:
     std::string to_top();
 
     std::vector<int> widths_;  // of the rows shown
-    size_t above_ = 0;         // rows of the terminal, above the cursor's, that this screen has drawn
+    size_t above_ = 0;         // terminal rows drawn by this screen above the cursor's row
     size_t first_ = 0;         // row of the layout that is shown first
-    size_t cursor_row_ = 0;    // in widths_
+    size_t cursor_row_ = 0;    // index in widths_
     int cursor_column_ = 0;
 };
 

@@ -23,8 +23,8 @@ class EditText {
     const std::vector<Chip> &chips() const { return chips_; }
     bool empty() const { return text_.empty(); }
 
-    // Replaces the whole text; the cursor moves to the end. Precondition for all texts: they are
-    // clean_text().
+    // Replaces the whole text; the cursor moves to the end. Precondition here and in insert(): the text is a result
+    // of clean_text().
     void set(std::string text);
     // Inserts at the cursor, which moves to the end of the insertion.
     void insert(std::string_view typed);

@@ -195,7 +195,7 @@ std::optional<Key> KeyDecoder::expire() {
     if (at_ == bytes_.size()) return std::nullopt;
     if (bytes_[at_] == kEscape)
         return take(bytes_.size() - at_, {bytes_.size() - at_ == 1 ? Key::Escape : Key::Unknown});
-    return take(bytes_.size() - at_, {Key::Text, "\uFFFD"});  // a character that was cut off
+    return take(bytes_.size() - at_, {Key::Text, "\uFFFD"});  // an incomplete character
 }
 
 }  // namespace runnel::commands

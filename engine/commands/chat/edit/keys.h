@@ -45,8 +45,8 @@ class KeyDecoder {
     std::optional<Key> next();
     // True if the remaining bytes are the beginning of a sequence.
     bool waits() const { return at_ < bytes_.size() || in_paste_; }
-    // Call when no byte came for some 200 ms: a lone ESC is then the Escape key, and a Ctrl-C at the end of an
-    // unfinished paste cancels it. (A Ctrl-C with more bytes after it was itself pasted.)
+    // Call when no byte came for about 200 ms: a lone ESC is then the Escape key, and a Ctrl-C at the end of an
+    // unfinished paste cancels the paste. (A Ctrl-C that is followed by more bytes is part of the pasted text.)
     std::optional<Key> expire();
 
   private:
@@ -58,7 +58,7 @@ class KeyDecoder {
     std::string bytes_;
     size_t at_ = 0;
     bool in_paste_ = false;
-    size_t searched_ = 0;  // bytes_ has no end of the paste up to here
+    size_t searched_ = 0;  // up to here, bytes_ does not contain the end of the paste
 };
 
 }  // namespace runnel::commands

@@ -24,7 +24,7 @@ class LineEdit {
         Editor,     // Ctrl-G: open the text in $EDITOR
         Complete,   // Tab
         Reasoning,  // Ctrl-T: show or fold it
-        Redraw,     // Ctrl-L: on an empty screen
+        Redraw,     // Ctrl-L: clear the screen and draw the text again
     };
     // `history` must outlive it. `blocks`: a first line of """ begins a text that ends with another such line.
     LineEdit(History &history, std::string prompt, bool blocks)
@@ -43,7 +43,7 @@ class LineEdit {
 
   private:
     struct Search {
-        std::string part, before;  // the text searched for; the edited text when the search began
+        std::string part, before;  // the text to find; the edited text when the search began
         size_t index;              // of the match shown
         bool failed = false;
     };
@@ -66,7 +66,7 @@ class LineEdit {
     EditText text_;
     std::string killed_;            // for Ctrl-Y
     bool pasted_ = false;           // something in the text was not typed
-    bool typed_backslash_ = false;  // with the last key
+    bool typed_backslash_ = false;  // the last key was a backslash
     std::optional<Search> search_;
 };
 

@@ -20,10 +20,10 @@ class Reader {
     [[noreturn]] void fail(const std::string &what) const { throw InputError(where_ + ": " + what); }
 
   private:
-    std::string where_;  // the file and the server
+    std::string where_;  // names the file and the server in messages
 };
 
-// The transport of a server that is not started over stdio; empty for one that is.
+// The transport of a server, if it is another one than stdio; otherwise empty.
 std::string other_transport(const Json &json) {
     for (const char *key : {"type", "transport"})
         if (const Json *type = text::find_member(json, key); type && type->is_string() && *type != "stdio")

@@ -1,5 +1,6 @@
 // The file of --mcp, in the shape that Claude Desktop, Cursor and LM Studio use:
-//   {"mcpServers": {"files": {"command": "npx", "args": ["-y", "some-server"], "env": {"KEY": "value"}, "cwd": "/home/me"}}}
+//   {"mcpServers": {"files": {"command": "npx", "args": ["-y", "some-server"],
+//                             "env": {"KEY": "value"}, "cwd": "/home/me"}}}
 // Other keys are ignored, except "disabled": true.
 #pragma once
 
@@ -16,12 +17,13 @@ struct ServerConfig {
     std::string name, command;
     std::vector<std::string> arguments = {};
     std::vector<std::pair<std::string, std::string>> environment = {};  // in addition to that of this process
-    std::optional<std::string> folder = {};                             // to start in
+    std::optional<std::string> folder = {};                             // working directory
 };
 
 struct Config {
     std::vector<ServerConfig> servers;
-    std::vector<std::string> notes;  // servers that are left out: their transport is not stdio
+    std::vector<std::string>
+        notes;  // one for each server that is left out because its transport is not stdio
 };
 
 // Reads the text of a file; messages call it `name`. Throws InputError, which names the server.

@@ -19,9 +19,9 @@ using Kind = ServerError::Kind;
 using std::chrono::milliseconds;
 
 constexpr size_t kRead = size_t{1} << 16;
-constexpr size_t kMostUnread = size_t{1} << 20;  // answers that a server does not read
+constexpr size_t kMostUnread = size_t{1} << 20;  // bytes that a server has not read yet
 constexpr int kSliceMilliseconds = 50;           // how long a stop may go unnoticed
-constexpr milliseconds kEndingTime{500};         // from the end of its stdout to its exit
+constexpr milliseconds kEndingTime{500};         // wait for a server's exit after the end of its stdout
 constexpr int kMethodNotFound = -32601;
 
 std::string valid_utf8(std::string_view text) {
@@ -74,7 +74,7 @@ Json Connection::wait(int64_t request, base::Clock::time_point until, const deco
         if (stop.requested()) give_up(Kind::Stopped, "stopped by the user");
         const auto left = std::chrono::ceil<milliseconds>(until - base::Clock::now()).count();
         exchange(static_cast<int>(std::clamp<int64_t>(left, 0, kSliceMilliseconds)));
-        // An answer that has come counts, however late this process looks.
+        // Check the time only after reading: an answer that arrived in time counts even if this thread was delayed.
         if (left <= 0 && sent_.at(request).is_null()) give_up(Kind::TimedOut, "no answer in time");
     }
     return take_result(request);
@@ -100,13 +100,13 @@ void Connection::exchange(int wait) {
     std::array<pollfd, 3> ends = {pollfd{process_.output(), POLLIN, 0},
                                   {process_.errors(), POLLIN, 0},
                                   {out_.empty() ? -1 : process_.input(), POLLOUT, 0}};
-    if (::poll(ends.data(), ends.size(), wait) <= 0) return;  // also when a signal came
+    if (::poll(ends.data(), ends.size(), wait) <= 0) return;  // timeout or signal
     if (ends[2].revents != 0) write_some();
     if (ends[1].revents != 0) read_errors();
     if (ends[0].revents != 0) read_messages();
 }
 
-// An error of write() is ignored: the end of the server's stdout says why.
+// An error of write() is not reported: the server has ended, and reading the end of its stdout tells why.
 void Connection::write_some() {
     const ssize_t written = process_.input() < 0 ? -1 : write(process_.input(), out_.data(), out_.size());
     if (written > 0) out_.erase(0, static_cast<size_t>(written));

@@ -1,8 +1,8 @@
 // JSON-RPC 2.0 with a server, one message a line.
 //
-// Everything that the server writes is untrusted: a line has at most kLongestLine bytes, what is kept of stderr is
-// bounded, and invalid UTF-8 becomes U+FFFD. Requests of the server are refused, except "ping". They are read while a
-// request of this process waits; between those, the server may wait.
+// Everything that the server writes is untrusted: a line has at most kLongestLine bytes, the log of stderr is bounded,
+// and invalid UTF-8 becomes U+FFFD. All requests of the server are refused except "ping". The server's output is read
+// only while a request of this process waits for its answer; at other times the server may block.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +40,10 @@ class Connection {
     // Starts the server. Throws StartError.
     explicit Connection(const ServerConfig &config) : process_(config) {}
 
-    // Sends a request, as far as the server reads it now; returns its number. Throws ServerError::Broken.
+    // Queues a request, writes as much of it as the server takes now, and returns its number. Throws ServerError::Broken.
     int64_t send(const std::string &method, const Json &parameters);
-    // The result of a request. Throws ServerError, after which the request's answer is ignored. TimedOut and Stopped tell
-    // the server that the request is canceled.
+    // The result of a request. After a ServerError, a later answer to this request is ignored. Before throwing TimedOut
+    // or Stopped, tells the server that the request is canceled.
     Json wait(int64_t request, base::Clock::time_point until, const decode::StopRequest &stop);
     // The result of a request if it comes within `milliseconds`. Throws ServerError as wait().
     std::optional<Json> poll(int64_t request, int milliseconds);
@@ -51,7 +51,7 @@ class Connection {
 
     // Whether the server said that its tools changed.
     bool tools_changed() const { return tools_changed_; }
-    // The end of what it wrote on stderr, and lines on stdout that are no messages.
+    // The end of what the server wrote on stderr, with lines of its stdout that are not messages.
     const std::string &log();
     void close_input() { process_.close_input(); }
     ServerProcess &process() { return process_; }
@@ -59,7 +59,7 @@ class Connection {
   private:
     void queue(const Json &message);
     Json take_result(int64_t request);
-    // Reads and writes what is possible within `milliseconds`. Throws ServerError::Broken.
+    // Waits up to `milliseconds` for the pipes, then reads and writes once. Throws ServerError::Broken.
     void exchange(int milliseconds);
     void write_some();
     void read_messages();
@@ -70,10 +70,10 @@ class Connection {
     [[noreturn]] void broken(const std::string &why);
 
     ServerProcess process_;
-    std::string out_;               // to be written
+    std::string out_;               // bytes to be written
     std::string in_;                // the beginning of a line
-    size_t searched_ = 0;           // of in_, for its end
-    std::map<int64_t, Json> sent_;  // requests without an answer (null), or with one: a message
+    size_t searched_ = 0;           // the first searched_ bytes of in_ have no line end
+    std::map<int64_t, Json> sent_;  // by request: the message with its answer, or null while there is none
     int64_t last_ = 0;
     std::string log_, why_broken_;
     size_t noise_ = 0;

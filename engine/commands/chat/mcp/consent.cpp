@@ -26,7 +26,7 @@ bool is_mark(uint32_t c) {
     return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_ME;
 }
 
-// Characters that look like nothing or like a blank, and those that move the text around them.
+// Characters that are invisible or look like a blank, and characters that move the text around them.
 bool has_no_ink(uint32_t c) {
     switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
         case UTF8PROC_CATEGORY_CC:
@@ -57,7 +57,7 @@ std::string named(const char *format, unsigned value) {
 
 std::string visible(std::string_view text) {
     std::string shown;
-    int marks = 2;  // a text does not begin with a mark
+    int marks = 2;  // at most two in a row; none at the beginning of a text
     while (!text.empty()) {
         size_t blanks = 0;
         while (blanks < text.size() && is_blank(text[blanks])) ++blanks;

@@ -1,5 +1,5 @@
-// What a question about a call shows. Its text comes from the model: it must not hide a part of the call, nor look like
-// lines that the program wrote.
+// The text of the question whether a call may run. It contains text from the model, which must neither hide a part of
+// the call nor look like lines that the program wrote.
 #pragma once
 
 #include <cstddef>

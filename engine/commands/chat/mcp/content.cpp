@@ -19,7 +19,7 @@ std::string part_text(const Json &part) {
     if (type == "text") return text_member(part, "text");
     const Json *inner = text::find_member(part, "resource");
     const Json &described = inner ? *inner : part;
-    std::string text = "[" + (type.empty() ? "a part without a type" : type);
+    std::string text = "[" + (type.empty() ? "a part of unknown type" : type);
     for (const char *key : {"uri", "mimeType"})
         if (const std::string value = text_member(described, key); !value.empty()) text += ", " + value;
     return text + ": not shown]";

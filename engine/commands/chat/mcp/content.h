@@ -18,10 +18,10 @@ std::string plain_text(std::string_view text);
 std::string bounded(std::string text, size_t most);
 
 // The text parts of the result of tools/call. Images, audio and resources are named: "[image, image/png: not shown]".
-// Structured content counts where there is no part.
+// If there are no parts, the structured content is used.
 std::string result_text(const Json &result);
 
-// The beginning of a result in a few lines, for people: printable, indented.
+// The beginning of a result in a few lines for the terminal: printable, indented.
 std::string shortened(const std::string &text, size_t columns);
 
 }  // namespace runnel::commands::mcp

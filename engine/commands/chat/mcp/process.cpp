@@ -40,7 +40,7 @@ void own_end(const Descriptor &end, std::optional<Descriptor> &own) {
     fcntl(own->get(), F_SETFL, fcntl(own->get(), F_GETFL) | O_NONBLOCK);
 }
 
-// "NAME=value" of this process's environment, with those of the configuration in place of the same names.
+// This process's environment as "NAME=value"; variables of the configuration replace those of the same name.
 std::vector<std::string> environment_of(const ServerConfig &config) {
     std::vector<std::string> all;
     for (char **entry = environ; entry && *entry; ++entry) {
@@ -137,7 +137,7 @@ bool ServerProcess::ended_within(std::chrono::milliseconds time) const {
 
 std::optional<std::string> ServerProcess::ending(std::chrono::milliseconds time) {
     if (ending_ || !ended_within(time)) return ending_;
-    kill(-process_, SIGKILL);  // what it started
+    kill(-process_, SIGKILL);  // ends the processes that the server started
     int status = 0;
     while (waitpid(process_, &status, 0) < 0 && errno == EINTR) continue;
     ending_ = WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))

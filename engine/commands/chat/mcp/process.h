@@ -1,8 +1,8 @@
 // A server as a child process, with pipes to its stdin, stdout and stderr.
 //
-// It has a session of its own: Ctrl-C at the terminal does not reach it, and it cannot use the terminal. It inherits the
-// environment and no descriptor but the three. It must be started before the process enters its sandbox, which it
-// would inherit.
+// The server runs in its own session: Ctrl-C at the terminal does not reach it, and it cannot use the terminal. It
+// inherits the environment, but no descriptors except these three pipes. Start it before this process enters the
+// sandbox, because the server would inherit that as well.
 #pragma once
 
 #include <sys/types.h>
@@ -26,14 +26,14 @@ class ServerProcess {
   public:
     // Throws StartError: "command not found: npx".
     explicit ServerProcess(const ServerConfig &config);
-    // Ends it: closes its stdin, and sends SIGTERM and then SIGKILL to its process group if it does not end within
-    // kPatience after each step. Reaps it.
+    // Ends the server: closes its stdin, sends SIGTERM to its process group if it still runs after kPatience, and SIGKILL
+    // after kPatience more. Reaps the process.
     ~ServerProcess();
     ServerProcess(const ServerProcess &) = delete;
     ServerProcess &operator=(const ServerProcess &) = delete;
 
     static constexpr std::chrono::milliseconds kPatience{1000};
-    // Ends all as the destructor does, but together: it takes no longer than for one.
+    // Ends all servers as the destructor does, but at the same time, so that it takes no longer than for one.
     static void end(std::span<ServerProcess *const> all);
 
     // This process's ends of the pipes, non-blocking; -1: closed.
@@ -44,7 +44,7 @@ class ServerProcess {
     void close_errors() { errors_.reset(); }
 
     pid_t process() const { return process_; }
-    // How it ended: "exit code 1", "signal 9"; waits for that up to `time`. nullopt: it still runs.
+    // Waits up to `time` for the server's end and says how it ended: "exit code 1", "signal 9". nullopt: it still runs.
     std::optional<std::string> ending(std::chrono::milliseconds time);
 
   private:
@@ -53,7 +53,7 @@ class ServerProcess {
 
     pid_t process_ = -1;
     std::optional<Descriptor> input_, output_, errors_;
-    std::optional<std::string> ending_;  // set: reaped
+    std::optional<std::string> ending_;  // set once the process is reaped
 };
 
 }  // namespace runnel::commands::mcp

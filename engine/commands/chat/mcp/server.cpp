@@ -12,7 +12,7 @@ namespace {
 
 using Kind = ServerError::Kind;
 
-// The newest first; it is offered.
+// Newest first. The newest is the one that this client offers.
 constexpr std::array<std::string_view, 3> kVersions = {"2025-06-18", "2025-03-26", "2024-11-05"};
 constexpr size_t kMostPages = 1000;
 
@@ -51,8 +51,8 @@ void Server::give_up(const std::string &why) {
 void Server::take_beginning(const Json &result) {
     const std::string version = text_member(result, "protocolVersion");
     if (std::ranges::find(kVersions, version) == kVersions.end())
-        throw ServerError(Kind::Broken, "it has the protocol version " + gguf::quoted(version) +
-                                            ", and runnel those from " + std::string(kVersions.back()) +
+        throw ServerError(Kind::Broken, "it uses the protocol version " + gguf::quoted(version) +
+                                            ", but runnel supports " + std::string(kVersions.back()) +
                                             " to " + std::string(kVersions[0]));
     if (const Json *info = text::find_member(result, "serverInfo"))
         title_ = plain_text(text_member(*info, "name") + " " + text_member(*info, "version"));
@@ -89,9 +89,9 @@ void Server::add_tool(const Json &json) {
     if (tool.name.empty())
         problem = "it has no name";
     else if (std::ranges::find(tools_, tool.name, &ToolDefinition::name) != tools_.end())
-        problem = "another one has its name";
+        problem = "the server has another tool of this name";
     else if (tools_.size() >= kMostTools)
-        problem = "there are more than " + std::to_string(kMostTools);
+        problem = "the server has more than " + std::to_string(kMostTools) + " tools";
     else if (tool.name.size() + tool.description.size() + dump(tool.schema).size() > kLongestDefinition)
         problem = "its definition is longer than " + std::to_string(kLongestDefinition >> 10) + " KiB";
     if (problem.empty())
@@ -103,7 +103,7 @@ void Server::add_tool(const Json &json) {
 CallResult Server::call(const std::string &tool, const Json &arguments, std::chrono::milliseconds timeout,
                         const decode::StopRequest &stop) {
     using Result = CallResult::Kind;
-    if (!is_ready_) return {Result::Failed, "the server does not run: " + plain_text(problem_)};
+    if (!is_ready_) return {Result::Failed, "the server is not running: " + plain_text(problem_)};
     try {
         const int64_t request = connection_->send("tools/call", {{"name", tool}, {"arguments", arguments}});
         const Json result = connection_->wait(request, base::Clock::now() + timeout, stop);

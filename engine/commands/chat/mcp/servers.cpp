@@ -11,8 +11,8 @@
 namespace runnel::commands::mcp {
 namespace {
 
-constexpr size_t kLongestName = 64;  // what most services allow
-constexpr int kTurn = 10;            // milliseconds for which one server of several is waited for
+constexpr size_t kLongestName = 64;  // the limit of most services
+constexpr int kTurn = 10;            // milliseconds to wait for one server before the next one has its turn
 
 // Letters, digits, _ and -; everything else becomes "_".
 std::string name_for_model(const std::string &server, const std::string &tool) {
@@ -23,7 +23,7 @@ std::string name_for_model(const std::string &server, const std::string &tool) {
     return name;
 }
 
-// Without the arguments: some hold keys and passwords.
+// The command without its arguments, because some hold keys and passwords.
 std::string command_line(const ServerConfig &config) {
     const size_t count = config.arguments.size();
     return config.command + " (" + std::to_string(count) + (count == 1 ? " argument)" : " arguments)");
@@ -50,7 +50,7 @@ void Servers::connect(Io &io, const decode::StopRequest &stop) {
             if (server.begins()) server.go_on(kTurn);
     for (Server &server : servers_) {
         if (server.begins())
-            server.give_up(stop.requested() ? "its beginning was stopped" : "it did not begin in time");
+            server.give_up(stop.requested() ? "its start was interrupted" : "it did not start in time");
         const std::string name = "MCP server " + gguf::quoted(server.name()) + ": ";
         if (!server.is_ready())
             io.err.try_write("runnel: " + name + gguf::printable(server.problem(), 1024) + "\n");
@@ -91,7 +91,8 @@ void Servers::apply_allowed(Io &io) {
     }
 }
 
-// Which of them gets the name without a number depends on what other servers offer.
+// Whether other tools would have the same name. Which of them gets it without a number depends on the order of the
+// servers, so a permission by name would be ambiguous.
 bool Servers::clashes(const Tool &tool) const {
     const auto wanted = [](const Tool &t) { return name_for_model(t.server->name(), t.definition->name); };
     return std::ranges::count(tools_, wanted(tool), wanted) > 1;
@@ -117,8 +118,10 @@ std::string Servers::overview(size_t columns) const {
     for (const Server &server : servers_) {
         std::string line = server.name() + ": ";
         if (server.is_ready())
-            line += std::to_string(server.tools().size()) + " tools, " + server.title() +
-                    (server.tools_changed() ? " (its tools have changed: a new chat sees them)" : "");
+            line +=
+                std::to_string(server.tools().size()) + " tools, " + server.title() +
+                (server.tools_changed() ? " (its tools have changed; restart the chat to use the new ones)"
+                                        : "");
         else
             line += server.problem();
         text += clipped(line, columns) + "\n" + clipped("  " + command_line(server.config()), columns) + "\n";

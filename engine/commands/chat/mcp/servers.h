@@ -14,9 +14,9 @@
 namespace runnel::commands::mcp {
 
 struct ServersOptions {
-    std::vector<std::string> allowed =
-        {};  // run without a question: names of tools, or of servers for all their tools
-    std::chrono::milliseconds timeout{60000};  // of a call, and of the beginning of all servers together
+    // Names of tools that run without a question; the name of a server allows all its tools.
+    std::vector<std::string> allowed = {};
+    std::chrono::milliseconds timeout{60000};  // for a call, and for the start of all servers together
 };
 
 class Servers {
@@ -27,14 +27,15 @@ class Servers {
         const ToolDefinition *definition;
     };
 
-    // Starts the processes. Precondition: the process is not confined yet, and the helper for editors runs already: it
-    // must not inherit the pipes.
+    // Starts the servers. Preconditions: this process is not confined yet, and the helper process for editors already
+    // runs, because it must not inherit the servers' pipes.
     Servers(const Config &config, ServersOptions options);
     ~Servers();
     Servers(const Servers &) = delete;
     Servers &operator=(const Servers &) = delete;
 
-    // Waits for all servers; messages about those that fail, and about unknown names that are allowed, go to `io`.
+    // Waits until all servers have started or failed. Reports failures and unknown names in ServersOptions::allowed to
+    // `io`.
     void connect(Io &io, const decode::StopRequest &stop);
 
     // The tools in OpenAI's shape.
@@ -45,14 +46,14 @@ class Servers {
     bool is_allowed(const Tool &tool) const {
         return allowed_.count(tool.name) > 0 || granted_.count(tool.name) > 0;
     }
-    // Until forget_granted(), which begins another conversation.
+    // Allows the tool until forget_granted(), which another conversation calls.
     void allow(const Tool &tool) { granted_.insert(tool.name); }
     void forget_granted() { granted_.clear(); }
     CallResult call(const Tool &tool, const Json &arguments, const decode::StopRequest &stop) {
         return tool.server->call(tool.definition->name, arguments, options_.timeout, stop);
     }
 
-    // The servers with their states and tools, for people.
+    // The servers with their states and tools, as text for the user.
     std::string overview(size_t columns) const;
     // What a server wrote on stderr; nullopt: there is no such server.
     std::optional<std::string> log(std::string_view server);
@@ -66,8 +67,8 @@ class Servers {
     std::deque<Server> servers_;
     std::vector<Tool> tools_;
     std::set<std::string, std::less<>> names_;
-    std::set<std::string, std::less<>> allowed_,
-        granted_;  // by the options; by the user in this conversation
+    // Tools allowed by the options, and by the user in this conversation.
+    std::set<std::string, std::less<>> allowed_, granted_;
 };
 
 }  // namespace runnel::commands::mcp

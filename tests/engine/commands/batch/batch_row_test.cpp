@@ -16,7 +16,7 @@ const Reply kAnswer{"Hi \xff", "", FinishReason::Stop, {.prompt_tokens = 4, .com
 
 }  // namespace
 
-TEST_CASE("batch row: prompt and settings") {
+TEST_CASE("batch row: prompt and settings are read") {
     const Row row = parse_row(R"({"id": "a", "prompt": "Hi", "max_tokens": 7, "temperature": 0, "top_p": 0.5,
         "seed": 18446744073709551615, "stop": ["x", "y"], "top_k": 3, "user": "ignored"})",
                               12);
@@ -42,7 +42,7 @@ TEST_CASE("batch row: prompt and settings") {
     CHECK(parse_row(R"({"prompt": "", "stop": null, "seed": -1})", 1).body.seed == ~uint64_t{0});
 }
 
-TEST_CASE("batch row: messages, as text or in parts") {
+TEST_CASE("batch row: messages are read as text or in parts") {
     const Row row = parse_row(R"({"messages": [{"role": "system", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
         "stop": "x"})",
@@ -117,7 +117,7 @@ TEST_CASE("batch row: unknown keys are listed, at most a hundred") {
     CHECK(row.unknown.size() == 100);
 }
 
-TEST_CASE("batch row: tools, their calls and results") {
+TEST_CASE("batch row: tools, their calls and results are read") {
     const Row row = parse_row(
         R"({"messages": [{"role": "user", "content": "?"},
             {"role": "assistant", "content": null, "tool_calls": [{"id": "a", "type": "function",
@@ -236,7 +236,7 @@ TEST_CASE("batch row: any bytes give a request or an error") {
     }
 }
 
-TEST_CASE("batch row: answers, plain and in OpenAI's shape") {
+TEST_CASE("batch row: answers are written plainly or in OpenAI's shape") {
     const Row plain = parse_row(R"({"prompt": "a", "id": 5})", 7);
     const std::string line = answer_line(plain.identity, kAnswer, "model.gguf");
     CHECK(line.ends_with("}\n"));

@@ -1,4 +1,4 @@
-// `runnel batch` from outside: rows, order, resumption, signals. Needs $RUNNEL (default
+// `runnel batch`, run as a program: rows, order, resumption, signals. Needs $RUNNEL (default
 // build/runnel).
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -183,7 +183,7 @@ TEST_CASE("batch: a row that ends on submission is written, whatever rows follow
     CHECK(rows_of(answered.out).size() == 1);
 }
 
-TEST_CASE("batch: lines, shards, unordered") {
+TEST_CASE("batch: --lines reads plain prompts, --shard selects rows, --unordered does not wait") {
     if (absent()) return;
     std::string input;
     for (int i = 0; i < 20; ++i) input += "prompt " + std::to_string(i) + "\n";
@@ -374,7 +374,7 @@ TEST_CASE("batch: --resume distinguishes one value with a blank from two values"
     }
 }
 
-TEST_CASE("batch: Ctrl-C, a full disk, a closed pipe") {
+TEST_CASE("batch: Ctrl-C, a full disk and a closed pipe end the run") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
@@ -407,7 +407,7 @@ TEST_CASE("batch: Ctrl-C, a full disk, a closed pipe") {
     CHECK(closed.err.find("standard output was closed after") != std::string::npos);
 }
 
-TEST_CASE("batch: progress on a terminal only; --stats") {
+TEST_CASE("batch: progress is shown on a terminal only, and --stats sums up") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
@@ -505,7 +505,7 @@ TEST_CASE("run: --samples and --beams") {
     CHECK(run({"--samples", "2", "-n", "0"}) == "\n---\n");
 }
 
-TEST_CASE("batch --timings: the times of every answer, and the same text") {
+TEST_CASE("batch --timings: every answer has its times, and the text stays the same") {
     if (absent()) return;
     const std::string rows =
         "{\"prompt\": \"one two\", \"max_tokens\": 5, \"temperature\": 0, \"ignore_eos\": true}\n"

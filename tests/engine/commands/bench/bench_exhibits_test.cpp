@@ -171,7 +171,7 @@ TEST_CASE(
     CHECK(content(mine).starts_with("<svg"));
 }
 
-TEST_CASE("bench --profile: every step of the passes is counted, and the parts are the whole") {
+TEST_CASE("bench --profile: every step of the passes is counted, and the parts add up to the whole") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string svg = (directory / "profile.svg").string();

@@ -92,7 +92,7 @@ TEST_CASE("bench: every combination of the listed values is measured") {
         CHECK(different.contains(name + std::string("216\"bf16\"")));
 }
 
-TEST_CASE("bench: the same tests as Markdown, CSV, JSON lines and a table") {
+TEST_CASE("bench: Markdown, CSV, JSON lines and the table have the same tests") {
     if (absent()) return;
     const std::vector<std::string> tests = {"-p", "4", "-n", "3", "-pg", "5,2", "-t", "1,2"};
     const auto with = [&](const char *format) {

@@ -9,7 +9,7 @@
 
 using namespace runnel::commands;
 
-TEST_CASE("chat header: name, type, size, place and context in one line") {
+TEST_CASE("chat header: one line shows name, type, size, placement and context") {
     const ChatHeader header{"Qwen3 8B", "Q4_K_M", 5'027'783'488, "all layers on the GPU", 40960};
     CHECK(header_line(header, 80, false) ==
           "Qwen3 8B  Q4_K_M  4.7 GiB  on the GPU  context 40,960  /help for help");

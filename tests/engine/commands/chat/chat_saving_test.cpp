@@ -1,4 +1,4 @@
-// `runnel chat` from outside: chats that go on later, and branches. Needs $RUNNEL.
+// `runnel chat`, run as a program: chats that go on later, and branches. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 
@@ -39,7 +39,7 @@ struct Chats {
     Result run(Words options, const std::string &input) const {
         return execute(process(std::move(options), input));
     }
-    // With the demo model, in a chat of that name.
+    // Runs a chat of this name with the demo model.
     Result talk(const std::string &name, const std::string &input) const {
         return run({demo_model().string(), "--chat", name}, input);
     }
@@ -110,7 +110,7 @@ TEST_CASE("chat: without a terminal only a chat with a name is saved, and none u
     const Words model = {demo_model().string()};
     CHECK(chats.run(model, "hello\n").code == 0);
     CHECK(chats.run({}, "hello\n").code == 2);      // no model
-    CHECK(chats.run({"-k"}, "hello\n").code == 2);  // and no saved chat that names one
+    CHECK(chats.run({"-k"}, "hello\n").code == 2);  // no saved chat names a model
     CHECK(chats.count() == 0);
     Process p = chats.process({model[0], "--chat", "secret"}, "hello\n");
     p.environment.emplace_back("RUNNEL_NO_HISTORY=1");
@@ -281,7 +281,7 @@ TEST_CASE("chat: when memory is short, dropping a branch is reported and does no
     CHECK(roomy.err.find("dropped for lack of memory") == std::string::npos);
 }
 
-TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, until it is taken back") {
+TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, until /undo removes it") {
     if (absent()) return;
     const Chats chats;
     const Result r = chats.talk(
@@ -296,9 +296,9 @@ TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, 
     CAPTURE(later.err);
     CHECK(later.err.starts_with("temp"));
     CHECK(later.err.find("messages 4\n") != std::string::npos);
-    CHECK(later.err.find("the summary is taken back\n") != std::string::npos);
+    CHECK(later.err.find("removed the summary\n") != std::string::npos);
     CHECK(later.err.find("messages 6\n") != std::string::npos);
-    CHECK(later.err.ends_with("taken back: first question\nno message to take back\n"));
+    CHECK(later.err.ends_with("removed: first question\nthere is no message to remove\n"));
 }
 
 TEST_CASE("chat: --on-overflow compact summarizes the turns that exceed the context, and reports it") {
@@ -379,7 +379,7 @@ TEST_CASE(
     CHECK(out.find("answer 1 of 2") != std::string::npos);
     CHECK(out.find("attached notes.txt (1 line, 17 bytes)") != std::string::npos);
     CHECK(out.find("\x1b]52;c;") != std::string::npos);
-    CHECK(out.find("a new chat; /chats lists the old one") != std::string::npos);
+    CHECK(out.find("new chat; /chats lists the old one") != std::string::npos);
     CHECK(chats.count() == 2);
     const std::string saved = saved_text(chats);
     CHECK(saved.find("\"/home/x is full\"") != std::string::npos);

@@ -155,7 +155,7 @@ TEST_CASE("chat while answering: Ctrl-Z restores the terminal; the answer goes o
     }
 }
 
-TEST_CASE("chat while answering: after a change of the window's width, lines have the new one") {
+TEST_CASE("chat while answering: after a resize, lines have the new width") {
     if (absent()) return;
     FixedChat chat(kAnswer);
     chat.job_control = true;
@@ -167,7 +167,7 @@ TEST_CASE("chat while answering: after a change of the window's width, lines hav
     CHECK(has(chat.screen, "the quick brown fox\njumps over the lazy dog\nand runs away from the\nriver\n"));
 }
 
-TEST_CASE("chat at a terminal: Ctrl-Z at the prompt, and the text is still there") {
+TEST_CASE("chat at a terminal: the text at the prompt survives Ctrl-Z") {
     if (absent()) return;
     TerminalChat chat;
     chat.job_control = true;
@@ -205,7 +205,7 @@ TEST_CASE(
     CHECK(chat.said() == std::vector<std::string>{"hello", "second\nthird part", "x"});
 }
 
-TEST_CASE("chat while answering: 200 KB pasted meanwhile are a chip of the next line") {
+TEST_CASE("chat while answering: 200 KB pasted meanwhile become one piece of the next line") {
     if (absent()) return;
     std::string text;
     for (int i = 0; text.size() < 200'000; ++i) text += "line " + std::to_string(i) + " of what is pasted\n";

@@ -9,7 +9,7 @@
 
 using namespace runnel::testing;
 
-TEST_CASE("chat at a terminal: several lines, on all terminals, without terminfo") {
+TEST_CASE("chat at a terminal: messages of several lines work on all terminals, without terminfo") {
     if (absent()) return;
     for (const char *term : {"xterm-ghostty", "xterm-kitty", "xterm-256color", "no-such-terminal"})
         for (const auto &size : {std::pair(80, 24), std::pair(20, 10)}) {
@@ -46,7 +46,7 @@ TEST_CASE("chat at a terminal: TERM=dumb reads whole lines and writes no sequenc
     CHECK(chat.said() == std::vector<std::string>{"hello", "two\nlines"});
 }
 
-TEST_CASE("chat at a terminal: 200 KB pasted are a chip and arrive whole") {
+TEST_CASE("chat at a terminal: 200 KB pasted are shown as one piece and arrive whole") {
     if (absent()) return;
     std::string text;
     for (int i = 0; text.size() < 200'000; ++i) text += "line " + std::to_string(i) + " of what is pasted\n";

@@ -1,4 +1,4 @@
-// `runnel chat` from outside: its commands, and what it does at a terminal. Needs $RUNNEL.
+// `runnel chat`, run as a program: its commands, and what it does at a terminal. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -91,7 +91,7 @@ TEST_CASE("chat: settings change the answers that follow") {
     CHECK(r.err.find("predict 2\n") != std::string::npos);
     CHECK(r.err.find("messages 2\n") != std::string::npos);
     CHECK(r.err.find("there is no setting 'wrong'") != std::string::npos);
-    CHECK(r.err.find("the number is missing") != std::string::npos);
+    CHECK(r.err.find("the value is missing") != std::string::npos);
     CHECK(r.err.find("temp: a number from 0 to 100, not 'x'") != std::string::npos);
 }
 
@@ -259,7 +259,7 @@ TEST_CASE("chat: without a terminal, the exit code is that of the command that f
     answers("/set temp x\nhello\n", 5);
 }
 
-TEST_CASE("chat: through pipes, nothing but answers") {
+TEST_CASE("chat: through pipes, stdout has nothing but answers") {
     if (absent()) return;
     const std::string model = tiny().path.string();
     const Result r = runnel_with(

@@ -35,7 +35,7 @@ struct Pipe {
 
 }  // namespace
 
-TEST_CASE("line reader: a line as soon as it is there, and no waiting for the next") {
+TEST_CASE("line reader: a line is returned as soon as it is complete") {
     Pipe pipe;
     LineReader reader(pipe.ends[0], "pipe", 1000);
     std::string line;
@@ -61,7 +61,7 @@ TEST_CASE("line reader: a line as soon as it is there, and no waiting for the ne
     CHECK(reader.next(line, 0) == LineReader::State::End);
 }
 
-TEST_CASE("line reader: any lines in any pieces, too long ones cut") {
+TEST_CASE("line reader: any lines in any pieces are read, and too long ones cut") {
     for (uint64_t seed = 0; seed < 40; ++seed) {
         CAPTURE(seed);
         Random random(seed);

@@ -1,4 +1,4 @@
-// `runnel chat --mcp` from outside, with a model whose first answer must be a call. Needs $RUNNEL.
+// `runnel chat --mcp`, tested by running the program, with a model whose first answer must be a call. Needs $RUNNEL.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -119,12 +119,13 @@ TEST_CASE("chat --mcp: a turn ends after 25 calls, and every other call has a re
     const Result r = execute(p);
     CAPTURE(r.err);
     CHECK(r.code == 0);
-    CHECK(has(r.err, "the turn ends after 25 calls of tools"));
+    CHECK(has(r.err, "the turn ends after 25 tool calls"));
     size_t ran = 0, refused = 0;
     const Json messages = chat.messages();
     REQUIRE(messages.size() > 2);
     for (const Json &message : messages)
-        if (message["role"] == "tool") ++(message["content"] == "error: too many calls" ? refused : ran);
+        if (message["role"] == "tool")
+            ++(message["content"] == "error: too many calls in this turn" ? refused : ran);
     CHECK(ran == 25);
     CHECK(refused > 0);
     CHECK(messages.size() == 2 + ran + refused);  // no other answer
@@ -198,7 +199,7 @@ TEST_CASE(
     CHECK(r.code == 0);
     CHECK(has(r.err, "runnel: MCP server 'dies': the server ended with exit code 3\n"));
     check_turn(dies.messages(), "dies-later__echo", "error: the server ended with exit code 4");
-    CHECK(has(r.err, "the server does not run: the server ended with exit code 4"));
+    CHECK(has(r.err, "the server is not running: the server ended with exit code 4"));
 }
 
 TEST_CASE("chat --mcp: at a terminal every call is a question: no, yes, always") {

@@ -8,7 +8,7 @@
 using namespace runnel::commands;
 using runnel::testing::TemporaryDirectory;
 
-TEST_CASE("configuration: common settings before the command's own, unknown ones refused") {
+TEST_CASE("configuration: the command's own settings override common ones, unknown ones are refused") {
     const TemporaryDirectory directory;
     const auto path = (directory / "c.toml").string();
     const auto has = [](std::string_view command, std::string_view name) {
@@ -31,7 +31,7 @@ TEST_CASE("configuration: common settings before the command's own, unknown ones
     CHECK_THROWS_AS(read_configuration("/nowhere", "run", has), UsageError);
 }
 
-TEST_CASE("configuration: short names of models, relative to the file") {
+TEST_CASE("configuration: paths of short names are relative to the file") {
     const TemporaryDirectory directory;
     const auto path = (directory / "c.toml").string();
     const std::string_view text = "[models]\nq8 = \"sub/m.gguf\"\nabs = \"/models/a.gguf\"\n";

@@ -15,7 +15,7 @@
 using namespace runnel::commands;
 using runnel::decode::SamplingOptions;
 
-TEST_CASE("options: numbers in a range, whole ones with k, m and g") {
+TEST_CASE("options: numbers have a range, and whole ones may end with k, m or g") {
     const NumberRange tokens = whole_numbers(-1, 1 << 20), share{0, 1, false, false},
                       above{0, 9, false, true};
     const std::pair<const char *, double> good[] = {
@@ -36,7 +36,7 @@ TEST_CASE("options: numbers in a range, whole ones with k, m and g") {
     CHECK(whole_numbers(-1).words() == "a whole number from -1 on");
 }
 
-TEST_CASE("options: sizes of memory") {
+TEST_CASE("options: sizes of memory are parsed") {
     const int64_t most = int64_t{1} << 50;
     CHECK(byte_size("4096", most) == 4096);
     for (const char *text : {"4G", "4g", "4GB", "4 GiB", "4096M", "4194304K"})
@@ -48,7 +48,7 @@ TEST_CASE("options: sizes of memory") {
     }
 }
 
-TEST_CASE("options: words, flags and lists") {
+TEST_CASE("options: words, flags and lists are parsed") {
     OptionTable table;
     int color = 0;
     bool flag = false;

@@ -299,7 +299,7 @@ TEST_CASE("doctor: missing GPU kernels are distinguished from failures") {
     }
 }
 
-TEST_CASE("doctor: the part at fault for each set of findings") {
+TEST_CASE("doctor: each set of findings leads to the part at fault") {
     const auto step = [](const char *subject, Verdict verdict, const char *device = "cuda:0") {
         Finding finding{Area::Gpu, subject, verdict};
         finding.role = Finding::Role::Step, finding.device = device;
@@ -563,5 +563,5 @@ TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
         run({"doctor", (tiny.directory / "letter.gguf").string(), "--quick", "--device", "cpu"});
     CHECK(letter.code == exit_code::kModelFile);
     CHECK(letter.out.find("damaged") == std::string::npos);
-    CHECK(letter.out.find("Take a GGUF file") != std::string::npos);
+    CHECK(letter.out.find("Use a GGUF file") != std::string::npos);
 }

@@ -44,7 +44,7 @@ TEST_CASE("models: the model of a repository is chosen by llama.cpp's rule") {
     CHECK(all_parts(files, "m-Q8_0.gguf") == std::vector<std::string>{"m-Q8_0.gguf"});
 }
 
-TEST_CASE("models: names of repositories and paths that may become part of a path") {
+TEST_CASE("models: only safe names of repositories and files become part of a path") {
     for (const char *good : {"Qwen/Qwen3-0.6B-GGUF", "a/b", "TheBloke/Llama_2.7b"}) {
         CHECK(is_repo_name(good));
         CHECK(hub_repo(hub_folder(good)) == good);

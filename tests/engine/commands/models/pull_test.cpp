@@ -299,7 +299,8 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
          {file},
          [&](const ServerRequest &r) { return ranged(r, other); },
          "the download was removed"},
-        {"shorter list", shorter, honest, "the server's file has 1000000 bytes, its list says 999991"},
+        {"shorter list", shorter, honest,
+         "the server's file has 1000000 bytes, but its list of files says 999991"},
         {"longer list", larger, honest, "its list says 1200000"},
         {"longer range",
          {file},
@@ -324,7 +325,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
              reply.headers = {"Content-Range: bytes 5-9/1000000"};
              return reply;
          },
-         "another range than the one requested"},
+         "a different range than the one requested"},
         {"416", {file}, [](const ServerRequest &) { return ServerReply{.status = 416}; }, "(416)"},
         {"redirects in a ring",
          {file},
@@ -341,7 +342,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
         {"redirect to nowhere",
          {file},
          [](const ServerRequest &) { return ServerReply{.status = 302}; },
-         "a redirect without an address"},
+         "redirects without an address"},
         {"no room", enormous, honest, "not enough disk space: 32768.0 GiB are missing"},
         {"gated",
          {file},
@@ -399,7 +400,7 @@ TEST_CASE("pull: wrong names, refused access and wrong lists give one clear line
         {{.body = R"({"sha": ")" + kCommit + R"(", "siblings": []})"}, "some/model", "no GGUF model", 2},
         {good, "some/model:Q3_K_M", "no such model, but Q8_0, Q2_K", 2},
         {good, "some/model:Q5_0", "no such model", 2},
-        {good, "some/model:Q2_K", "is part of 3, but the repository has 1", 2},
+        {good, "some/model:Q2_K", "is one of 3 parts, but the repository has 1", 2},
         {good, "some/model/b.gguf", "no such model", 2},
         {good, "model", "names no model", 2},
         {good, "../model", "names no model", 2},
@@ -582,7 +583,7 @@ TEST_CASE("rm: removes one model, and no other model, download or linked folder"
     CHECK(linked.err.find("is a link") != std::string::npos);
 }
 
-TEST_CASE("pull: names of models and the progress line") {
+TEST_CASE("pull: names of models are parsed, and the progress line shows sizes and speed") {
     const auto name = [](const char *text) {
         const auto parsed = parse_hub_name(text);
         return parsed ? parsed->repo + "|" + parsed->tag + "|" + parsed->file : "-";

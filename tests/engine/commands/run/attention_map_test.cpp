@@ -29,7 +29,7 @@ Result map_of(const std::string &model, std::vector<std::string> more) {
 
 }  // namespace
 
-TEST_CASE("attention-map: weights of every head, and the shares of the first token") {
+TEST_CASE("attention-map: the file has the weights of every head and the first token's share") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string svg = directory / "map.svg";
@@ -70,7 +70,7 @@ TEST_CASE("attention-map: weights of every head, and the shares of the first tok
     CHECK(one["attention_map"]["heads"][0] == map["heads"][1]);
 }
 
-TEST_CASE("attention-map: the text on stderr, long texts, and what it refuses") {
+TEST_CASE("attention-map: text on stderr works, long texts are cut, wrong options are refused") {
     if (absent()) return;
     const Result small = map_of(demo_model(), {"--attention-map", "-", "--head", "0"});
     CHECK(small.code == 0);

@@ -1,4 +1,4 @@
-// `runnel run` from outside: streams, prompts, and how it ends. Needs $RUNNEL.
+// `runnel run`, run as a program: streams, prompts, and how it ends. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
 
@@ -32,7 +32,7 @@ void write_with_template(const std::filesystem::path &path, std::string_view cha
 
 }  // namespace
 
-TEST_CASE("run: the known continuations of the small model") {
+TEST_CASE("run: the small model gives its known continuations") {
     if (absent()) return;
     if (!has_shared_data("models/expected.json")) {
         skip("no " + (shared_data() / "models").string());
@@ -81,7 +81,7 @@ TEST_CASE("run: stdout carries the text alone, the same for the same seed") {
     CHECK(runnel_with({"run", model, "ab", "-n", "0"}).out == "");
 }
 
-TEST_CASE("run: --json") {
+TEST_CASE("run: --json prints one object with text, tokens and timings") {
     if (absent()) return;
     const Result r =
         runnel_with({"run", tiny().path.string(), "ab", "-n", "12", "-s", "5", "--json", "--ignore-eos"});
@@ -97,7 +97,7 @@ TEST_CASE("run: --json") {
           runnel_with({"run", tiny().path.string(), "ab", "-n", "12", "-s", "5", "--ignore-eos"}).out);
 }
 
-TEST_CASE("run: the sources of the prompt") {
+TEST_CASE("run: the prompt comes from the argument, a file or standard input") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = tiny().path.string(), file = (directory / "prompt.txt").string();
@@ -150,7 +150,7 @@ TEST_CASE("run: the prompt is a turn of the chat template, unless --raw") {
     CHECK(unknown.err.find("falling back to plain text") != std::string::npos);
 }
 
-TEST_CASE("run: stop strings, deadline, end of the context") {
+TEST_CASE("run: stop strings, a deadline and the end of the context end the answer") {
     if (absent()) return;
     const std::string model = tiny().path.string();
     const std::vector<std::string> base = {"run", model, "ab", "-n", "60", "-s", "3", "--ignore-eos"};

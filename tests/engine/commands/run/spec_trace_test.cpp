@@ -78,7 +78,7 @@ TEST_CASE("spec-trace: the passes give the answer's tokens, and the counts are t
     }
 }
 
-TEST_CASE("spec-trace: the text on stderr, and what it refuses") {
+TEST_CASE("spec-trace: the text on stderr shows every pass, and wrong options are refused") {
     if (absent()) return;
     const Result r = runnel_with(command({"--self-draft", "1", "--spec-trace", "-"}), "");
     CHECK(r.code == 0);

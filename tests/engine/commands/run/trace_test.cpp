@@ -41,7 +41,7 @@ bool lies_in(const json &inner, const json &outer) {
 
 }  // namespace
 
-TEST_CASE("trace: every pass with its tokens, bytes and operations, and the same text") {
+TEST_CASE("trace: every pass has its tokens, bytes and operations, and the text stays the same") {
     if (!program_under_test()) return;
     const TemporaryDirectory directory;
     const std::string file = directory / "trace.json", model = demo_model();

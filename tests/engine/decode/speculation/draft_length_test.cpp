@@ -119,7 +119,7 @@ TEST_CASE("draft length: a source that is always wrong costs less than 3%") {
                 }
 }
 
-TEST_CASE("draft length: badly measured costs lose no more") {
+TEST_CASE("draft length: badly measured costs keep the loss below its bound") {
     // A pass of 2 tokens costs 4% more than one of 1, and measurements on this machine take up to half as
     // long again.
     constexpr Pass kTrue[] = {{1, 1}, {2, 1.04}, {4, 1.13}, {8, 1.8}, {16, 3.7}, {32, 6.3}};

@@ -349,7 +349,7 @@ TEST_CASE("judged rows: on the emulated GPU 8 bytes per candidate are copied bac
     }
 }
 
-TEST_CASE("judged rows: several sequences and the model that drafts for them, on the emulated GPU") {
+TEST_CASE("judged rows: on the emulated GPU, a batch and its draft model copy back no full row") {
     Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
     std::vector<Sampling> how = samplings(kVocab);
     how.erase(how.begin() + 3, how.end() - 1);  // keeps those that never need a row

@@ -109,7 +109,7 @@ TEST_CASE("suffix index: the longest suffix seen before, at any time of any text
     }
 }
 
-TEST_CASE("suffix index: a text of one token, and tokens of any number") {
+TEST_CASE("suffix index: texts of one repeated token and tokens of any id are found") {
     SuffixIndex index;
     for (int32_t i = 1; i <= 5000; ++i) {
         index.append(INT32_MAX);
@@ -204,7 +204,7 @@ TEST_CASE("lookup: reported probabilities are right") {
     }
 }
 
-TEST_CASE("lookup: of a text that grows, only the end is read") {
+TEST_CASE("lookup: when a text grows, only its new end is read") {
     Random random(1);
     const Text original = random_text(random, 5000, 30000);
     Text text = original;

@@ -185,7 +185,7 @@ TEST_CASE("model draft: without free cache blocks there is no draft; later there
     CHECK(source.draft(std::vector<TokenId>(30, 9), 4, 0, sampler).tokens.size() == 4);
 }
 
-TEST_CASE("model draft: tokens that only one of the two models has") {
+TEST_CASE("model draft: only tokens that both models have are drafted") {
     const TinyProgram few({.vocab = 30}, 3), many({.vocab = 70}, 3);
     for (const TinyProgram *program : {&few, &many}) {
         Executor executor(cpu(), program->program(), {.context = 64});

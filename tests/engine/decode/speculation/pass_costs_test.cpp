@@ -21,7 +21,7 @@ constexpr int32_t kVocab = kToyVocab;
 
 }  // namespace
 
-TEST_CASE("pass costs: measured values, and lines between and beyond them") {
+TEST_CASE("pass costs: measured values are interpolated and extrapolated linearly") {
     constexpr Pass kMeasured[] = {{1, 10}, {2, 14}, {4, 30}, {8, 38}, {2, 16}, {2, 15}};
     const PassCosts costs(kMeasured);
     CHECK(costs.seconds(1) == doctest::Approx(10));
@@ -52,7 +52,7 @@ TEST_CASE("pass costs: never cheaper for more tokens, whatever was measured") {
     }
 }
 
-TEST_CASE("pass costs: passes of the answer correct them") {
+TEST_CASE("pass costs: passes of the answer correct the measured costs") {
     constexpr Pass kMeasured[] = {{1, 1}, {4, 2}, {16, 5}, {32, 9}};
     SUBCASE("one observation sets the unit") {
         PassCosts costs;

@@ -606,7 +606,7 @@ TEST_CASE("tool calls: a parameter that may be a string or another type is parse
     CHECK(value("count", "[12]") == "[12]");
 }
 
-TEST_CASE("tool calls: alternative spellings") {
+TEST_CASE("tool calls: alternative spellings are accepted") {
     const ToolUse tools = tools_of({{"f", {{"city", "Rome"}}}});
     const auto arguments = [&](const std::string &name, const std::string &text) {
         const ParsedAnswer answer = parse_tool_calls(format_of(name), tools, text);
@@ -661,7 +661,7 @@ TEST_CASE("tool calls: ids are nine letters and digits, and differ between turns
     CHECK(first[0].size() == 9);
 }
 
-TEST_CASE("tools: definitions, names that cannot be called, and the tool choice") {
+TEST_CASE("tools: definitions are read, names that cannot be called are noted, the choice is checked") {
     std::vector<std::string> notes;
     ToolUse use = read_tools(parse_json(R"([
         {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}},

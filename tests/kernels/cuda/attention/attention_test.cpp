@@ -14,7 +14,7 @@
 using namespace runnel;
 using namespace runnel::tests;
 
-TEST_CASE("cuda attention: lengths around pages, steps and splits") {
+TEST_CASE("cuda attention: results are right for lengths around pages, steps and splits") {
     for (const int32_t past : {0, 1, 31, 63, 64, 255, 256, 257, 700}) {
         CAPTURE(past);
         check_shape({attention(4, 2, 32, 32), {{past, 1}}, {}}, 1);
@@ -22,7 +22,7 @@ TEST_CASE("cuda attention: lengths around pages, steps and splits") {
     check_shape({attention(4, 2, 32, 32), {{250, 9}, {0, 3}, {511, 2}}, {}}, 2);
 }
 
-TEST_CASE("cuda attention: head sizes, groups and all types of the cache") {
+TEST_CASE("cuda attention: results are right for all head sizes, groups and cache types") {
     using enum CacheType;
     const std::pair<CacheType, CacheType> same[] = {
         {F16, F16}, {BF16, BF16}, {Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, FP8}};
@@ -43,7 +43,7 @@ TEST_CASE("cuda attention: head sizes, groups and all types of the cache") {
             check(types, dim_k, dim_v);
 }
 
-TEST_CASE("cuda attention: packed keys and values after norm, RoPE and rotation") {
+TEST_CASE("cuda attention: packed keys and values are right after norm, RoPE and rotation") {
     using enum CacheType;
     uint64_t seed = 80;
     for (const auto &[k_type, v_type] : {std::pair{Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, Q8_0}, {F16, Q4_0}}) {
@@ -76,7 +76,7 @@ TEST_CASE("cuda attention: values that are not finite are preserved in a packed 
     }
 }
 
-TEST_CASE("cuda attention: head norm, RoPE, temperature") {
+TEST_CASE("cuda attention: head norm, RoPE and temperature are applied") {
     using Pairs = kernels::RopeTable::Pairs;
     for (const Pairs pairs : {Pairs::Adjacent, Pairs::Halves})
         for (const bool after : {false, true}) {
@@ -93,7 +93,7 @@ TEST_CASE("cuda attention: head norm, RoPE, temperature") {
         }
 }
 
-TEST_CASE("cuda attention: windows, soft-cap and sinks") {
+TEST_CASE("cuda attention: windows, soft-cap and sinks are applied") {
     for (const int32_t window : {1, 40, 64, 300})
         for (const auto kind : {kernels::Attention::Window::Sliding, kernels::Attention::Window::Chunked}) {
             Shape shape{attention(4, 2, 32, 32), {{600, 4}, {20, 2}, {299, 20}}, {}, false, true};
@@ -122,7 +122,7 @@ TEST_CASE("cuda attention: sink cells are visible to every row, as if before the
         }
 }
 
-TEST_CASE("cuda attention: keys and values appended by another layer") {
+TEST_CASE("cuda attention: a layer reads the keys and values that another layer appended") {
     Shape shape{attention(4, 2, 64, 64), {{300, 3}, {10, 70}}, {}};
     const Problem p = make_problem(shape, 90);
     const Result own = run(p, Way::Split);

@@ -26,7 +26,7 @@ const std::vector<CacheType> kTypes = {F16, BF16, Q8_0, Q4_0, FP8};
 
 }  // namespace
 
-TEST_CASE("cuda wide attention: latent layers and heads of 512, of every type of cache") {
+TEST_CASE("cuda wide attention: results are right for latent layers and heads of 512, in every cache type") {
     uint64_t seed = 200;
     for (const CacheType type : kTypes) {
         Shape mla = latent({attention(18, 1, 576, 512), {{70, 1}, {0, 2}}, {}});
@@ -43,7 +43,7 @@ TEST_CASE("cuda wide attention: latent layers and heads of 512, of every type of
     }
 }
 
-TEST_CASE("cuda wide attention: lengths around pages, steps and splits") {
+TEST_CASE("cuda wide attention: results are right for lengths around pages, steps and splits") {
     for (const int32_t past : {0, 31, 63, 64, 255, 256, 520}) {
         CAPTURE(past);
         check_shape(latent({attention(4, 1, 24, 16), {{past, 1}}, {}}), 230);
@@ -52,7 +52,7 @@ TEST_CASE("cuda wide attention: lengths around pages, steps and splits") {
     check_shape({attention(2, 1, 264, 8), {{250, 9}, {511, 2}}, {}}, 232);
 }
 
-TEST_CASE("cuda wide attention: random shapes with norm, RoPE and rotation") {
+TEST_CASE("cuda wide attention: results are right for random shapes with norm, RoPE and rotation") {
     using Pairs = kernels::RopeTable::Pairs;
     for (uint64_t seed = 240; seed < 250; ++seed) {
         CAPTURE(seed);
@@ -93,7 +93,7 @@ TEST_CASE("cuda wide attention: random shapes with norm, RoPE and rotation") {
     }
 }
 
-TEST_CASE("cuda wide attention: keys and values appended by another layer") {
+TEST_CASE("cuda wide attention: a layer reads the keys and values that another layer appended") {
     for (const bool is_latent : {false, true}) {
         Shape shape{attention(4, 2, is_latent ? 48 : 272, 40), {{300, 3}, {10, 20}}, {}};
         shape.latent = is_latent;
@@ -103,7 +103,7 @@ TEST_CASE("cuda wide attention: keys and values appended by another layer") {
     }
 }
 
-TEST_CASE("cuda wide attention: a row's bits do not depend on the batch, the grid, the chunks or the way") {
+TEST_CASE("cuda wide attention: a row's bits do not depend on the batch, grid, chunks or kind of launch") {
     for (const auto &[type, sinks] : {std::pair{F16, 0}, {FP8, 270}}) {
         CAPTURE(static_cast<int>(type));
         Shape shape = latent({attention(2, 1, 40, 32),

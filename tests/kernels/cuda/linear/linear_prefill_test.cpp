@@ -114,7 +114,9 @@ TEST_CASE("cuda prefill: sums of a group are exact at their largest, those of mi
     }
 }
 
-TEST_CASE("cuda prefill: several matrices, bias, residual and gate; any grid and order of threads") {
+TEST_CASE(
+    "cuda prefill: several matrices, bias, residual and gate give the same bits for any grid and order of "
+    "threads") {
     Stream stream;
     std::mt19937 random(31);
     constexpr int kTokens = 70;
@@ -160,7 +162,7 @@ TEST_CASE("cuda prefill: several matrices, bias, residual and gate; any grid and
     }
 }
 
-TEST_CASE("cuda prefill: rows in groups with a matrix each, gathered and weighted") {
+TEST_CASE("cuda prefill: groups of rows, each with its own matrix, are gathered and weighted") {
     Stream stream;
     std::mt19937 random(37);
     constexpr int kTokens = 11, kRows = 40, kCols = 512;

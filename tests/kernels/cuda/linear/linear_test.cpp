@@ -154,7 +154,7 @@ TEST_CASE("cuda linear: weights are read once, whatever the number of tokens") {
     }
 }
 
-TEST_CASE("cuda linear: several matrices, bias, residual and gate in one launch") {
+TEST_CASE("cuda linear: several matrices, bias, residual and gate are computed in one launch") {
     Stream stream;
     std::mt19937 random(21);
     constexpr int kTokens = 3;

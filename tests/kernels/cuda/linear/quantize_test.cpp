@@ -189,7 +189,7 @@ TEST_CASE("cuda quantize: a row's bits do not depend on the rows beside it or th
     simt::settings() = {};
 }
 
-TEST_CASE("cuda quantize: zeros, tiny values and NaN") {
+TEST_CASE("cuda quantize: zeros and tiny values give zeros, NaN gives NaN") {
     Rows r{512, 1, std::vector<float>(512, 0.0f), std::vector<float>(512, 1.0f)};
     r.x[300] = 1e-38f;  // the second group is practically zero
     Quantized q = run(r, false, 0);

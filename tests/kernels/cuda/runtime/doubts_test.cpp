@@ -134,7 +134,7 @@ std::string faster(double with, double without) {
 
 }  // namespace
 
-TEST_CASE("doubts: the bandwidth of reads alone") {
+TEST_CASE("doubts: how high is the bandwidth of reads alone?") {
     Stream stream;
     prepare(read_kernel().handle, 0);
     const size_t piece = size_t{8} * kDoubtThreads * 16;
@@ -155,7 +155,7 @@ TEST_CASE("doubts: the bandwidth of reads alone") {
         number(static_cast<double>(bytes) / time / 1e9, "GB/s", 0) + " of reads, 32 KB per block in flight");
 }
 
-TEST_CASE("doubts: launches that depend on one another, in graphs and out of them") {
+TEST_CASE("doubts: are dependent launches right, and how fast are they?") {
     Chain chain;
     const double plain = chain.time({.dependent = false});
     CHECK(chain.right);
@@ -173,7 +173,7 @@ TEST_CASE("doubts: launches that depend on one another, in graphs and out of the
                microseconds(loose) + " without a graph");
 }
 
-TEST_CASE("doubts: one division of shared memory and L1, or one per kernel") {
+TEST_CASE("doubts: is one split of shared memory and L1 faster than one per kernel?") {
     Chain chain;
     const double same = chain.time({.mixed = true});
     CHECK(chain.right);
@@ -184,7 +184,7 @@ TEST_CASE("doubts: one division of shared memory and L1, or one per kernel") {
                " with the driver's choice");
 }
 
-TEST_CASE("doubts: where the trigger of a dependent launch stands") {
+TEST_CASE("doubts: where should the trigger of a dependent launch stand?") {
     Chain chain;
     const int spins = small() ? 2 : 1000;
     const double early = chain.time({.spins = spins});
@@ -195,7 +195,7 @@ TEST_CASE("doubts: where the trigger of a dependent launch stands") {
            microseconds(early) + " a launch behind the wait, " + microseconds(late) + " at the end");
 }
 
-TEST_CASE("doubts: the cost of a barrier of the grid") {
+TEST_CASE("doubts: what does a barrier of the grid cost?") {
     Stream stream;
     prepare(barrier_kernel().handle, 0);
     const DeviceMemory arrived(4, "arrived");
@@ -210,7 +210,7 @@ TEST_CASE("doubts: the cost of a barrier of the grid") {
     answer("barrier of the grid", "measured", microseconds(time / rounds) + " with one counter");
 }
 
-TEST_CASE("doubts: whether a product with zero moves what an mma adds") {
+TEST_CASE("doubts: does a product with zero change the sum of an mma?") {
     Stream stream;
     prepare(alignment_kernel().handle, 0);
     // Row 0 of A: 2^-12 in column 0, zero in column 1; B: 2^-12 and `beside` in these. The sum is 2^-24 if

@@ -62,7 +62,8 @@ TEST_CASE("cuda prepare: outputs are quantized like by a separate launch") {
         ActivationForms forms;
         bool norm, gate;
     };
-    // Groups of 256 columns, any number of tokens; whole rows (for a norm or halves), one token. W: 8, 2, 1.
+    // Quantizing groups of 256 columns works with any number of tokens; quantizing whole rows (for a norm or half
+    // floats) with one token only.
     for (const Case &c : {Case{gguf::Type::Q4_K, 608, 2048, 1, {true, false}, false, true},
                           {gguf::Type::Q8_0, 800, 512, 3, {true, false}, false, false},
                           {gguf::Type::Q6_K, 256, 256, 8, {true, false}, false, true},

@@ -16,7 +16,7 @@ using namespace runnel::commands;
 using runnel::testing::TemporaryDirectory;
 using Names = std::vector<std::string>;
 
-TEST_CASE("completion: commands, settings, files") {
+TEST_CASE("completion: commands, settings and files are completed") {
     const CompletionNames names{{"/save", "/set", "/show", "/system"}, {"temp", "top-k", "top-p"}};
     CHECK(complete("/s", names).candidates == Names{"/save", "/set", "/show", "/system"});
     CHECK(complete("/sh", names).common == "/show");
@@ -54,7 +54,7 @@ TEST_CASE("completion: commands, settings, files") {
     CHECK(complete("/save /nowhere/at/all/", names).candidates.empty());
 }
 
-TEST_CASE("history lines: the format of libedit, and any bytes come back") {
+TEST_CASE("history lines: entries are in libedit's format, and any bytes are read back") {
     CHECK(history_line("two words\\\n\t") == "two\\040words\\134\\012\\011");
     CHECK(history_entry("two\\040words\\\\\\n\\011") == "two words\\\n\t");
     CHECK(history_entry("\\M-C\\M-<") == "\xc3\xbc");

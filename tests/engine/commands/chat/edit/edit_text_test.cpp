@@ -39,7 +39,7 @@ TEST_CASE("edit text: a backspace removes a whole cluster") {
     CHECK(flags.behind(0) == kFlag.size());
 }
 
-TEST_CASE("edit text: widths of clusters, and what replaces those that must not be written") {
+TEST_CASE("edit text: clusters have their width, and unprintable ones are replaced") {
     CHECK(commands::text_width(kFamily) == 2);
     CHECK(commands::text_width(kFlag) == 2);
     CHECK(commands::text_width(kAccent) == 1);
@@ -57,7 +57,7 @@ TEST_CASE("edit text: widths of clusters, and what replaces those that must not 
     CHECK(commands::first_grapheme(endless) <= 256 + 4);
 }
 
-TEST_CASE("edit text: words and lines") {
+TEST_CASE("edit text: the cursor finds words and lines") {
     const EditText edited = text_of("one, zw\u00f6lf\n  three");
     CHECK(edited.word_behind(0) == 3);
     CHECK(edited.word_behind(3) == 11);

@@ -44,7 +44,7 @@ std::vector<Key> joined(const std::vector<Key> &keys) {
 
 }  // namespace
 
-TEST_CASE("keys: the sequences of today's terminals") {
+TEST_CASE("keys: the sequences of today's terminals are recognized") {
     for (const char *up : {"\x1b[A", "\x1bOA", "\x1b[1;2A"}) CHECK(only(up) == Key{Key::Up});
     CHECK(only("\x1b[D") == Key{Key::Left});
     for (const char *word : {"\x1b[1;5D", "\x1b[1;3D",
@@ -113,7 +113,7 @@ TEST_CASE("keys: a paste is one cleaned key; only a typed Ctrl-C after it ends i
     CHECK(in_pieces.next()->text.size() == large.size());
 }
 
-TEST_CASE("keys: the same keys however the bytes are cut") {
+TEST_CASE("keys: the result does not depend on how the bytes are cut") {
     const std::vector<std::string> parts = {"a",           "\u00e9",
                                             "\u5b57",      "\U0001F468\u200D\U0001F469",
                                             "\x1b[A",      "\x1b[1;5C",
@@ -139,7 +139,7 @@ TEST_CASE("keys: the same keys however the bytes are cut") {
     }
 }
 
-TEST_CASE("keys: any bytes end as keys whose text is printable") {
+TEST_CASE("keys: any bytes become keys whose text is printable") {
     for (uint32_t seed = 1; seed <= 300; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);

@@ -33,7 +33,7 @@ std::string text_after(std::string_view bytes, History history = History()) {
 
 }  // namespace
 
-TEST_CASE("line edit: moving, erasing, killing and yanking") {
+TEST_CASE("line edit: keys move, erase, kill and yank") {
     CHECK(text_after("one two\x1b[D\x1b[D!") == "one t!wo");
     CHECK(text_after("one two\x01X\x05Y") == "Xone twoY");
     CHECK(text_after("one two\x17three") == "one three");
@@ -55,7 +55,7 @@ TEST_CASE("line edit: moving, erasing, killing and yanking") {
     CHECK(type(edit, "\x0c") == Action::Redraw);
 }
 
-TEST_CASE("line edit: three ways to insert a newline") {
+TEST_CASE("line edit: three keys insert a newline") {
     for (const char *newline : {"\x1b\r", "\n", "\\\r"}) {
         CAPTURE(newline);
         History none;

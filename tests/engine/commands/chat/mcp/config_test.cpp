@@ -7,7 +7,7 @@
 using namespace runnel::commands;
 using namespace runnel::commands::mcp;
 
-TEST_CASE("mcp config: command, arguments, environment and folder of each server, in order") {
+TEST_CASE("mcp config: command, arguments, environment and folder of each server are read") {
     const Config config = parse_config(R"({"other": 1, "mcpServers": {
         "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "1", "B": ""}, "cwd": "/tmp", "autoApprove": []},
         "off": {"command": "x", "disabled": true},

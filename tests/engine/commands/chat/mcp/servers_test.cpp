@@ -31,7 +31,7 @@ ServerConfig config_of(const std::string &mode) {
             .arguments = entry["args"].get<std::vector<std::string>>()};
 }
 
-// As in the program.
+// Ignores SIGPIPE, as the program does.
 struct NoPipeSignal {
     sighandler_t before = signal(SIGPIPE, SIG_IGN);
     ~NoPipeSignal() { signal(SIGPIPE, before); }
@@ -117,7 +117,7 @@ TEST_CASE("mcp: a server inherits no descriptors and gets its environment and fo
           std::string::npos);
 }
 
-TEST_CASE("mcp: a server that does not begin is one message, and the others work") {
+TEST_CASE("mcp: a server that does not start gives one message, and the others work") {
     ServerConfig missing{.name = "missing", .command = "no-such-command-anywhere"};
     ServerConfig folder = config_of("good");
     folder.name = "folder", folder.folder = "/nowhere/at/all";
@@ -132,7 +132,7 @@ TEST_CASE("mcp: a server that does not begin is one message, and the others work
           "runnel: MCP server 'missing': command not found: no-such-command-anywhere\n",
           "runnel: MCP server 'folder': no folder /nowhere/at/all\n",
           "runnel: MCP server 'file': cannot start /etc/passwd: Permission denied\n",
-          "runnel: MCP server 'new': it has the protocol version '2099-01-01', and runnel those from "
+          "runnel: MCP server 'new': it uses the protocol version '2099-01-01', but runnel supports "
           "2024-11-05 to "
           "2025-06-18\n",
           "runnel: MCP server 'nonsense': the server writes lines that are not JSON, as 'not a message'\n",
@@ -144,9 +144,9 @@ TEST_CASE("mcp: a server that does not begin is one message, and the others work
     CHECK(c.log_has("greets", "Welcome!"));
 }
 
-TEST_CASE("mcp: servers that never answer end with the time, and calls are cancelled") {
+TEST_CASE("mcp: servers that never answer are given up in time, and calls are canceled") {
     Connected silent("silent", kShort);
-    CHECK(silent.messages() == "runnel: MCP server 'silent': it did not begin in time\n");
+    CHECK(silent.messages() == "runnel: MCP server 'silent': it did not start in time\n");
     Connected slow("slow", 20000ms);
     const Servers::Tool *tool = slow.servers.find("slow__echo");
     REQUIRE(tool);
@@ -162,7 +162,7 @@ TEST_CASE("mcp: servers that never answer end with the time, and calls are cance
     CHECK(slow.log_has("slow", "cancelled 5"));
 }
 
-TEST_CASE("mcp: an answer that has come counts, even if the time is over") {
+TEST_CASE("mcp: an answer that arrived counts, even if the time limit has passed") {
     const NoPipeSignal no_signal;
     Connection connection(config_of("good"));
     const int64_t request = connection.send("initialize", {{"protocolVersion", "2025-06-18"}});
@@ -188,7 +188,7 @@ TEST_CASE("mcp: a server that answers late takes no time from the others") {
 TEST_CASE("mcp: after a server died in a call, its calls fail at once") {
     Connected c("dies-later");
     check_failed(c.call("dies-later__echo"), "the server ended with exit code 4");
-    check_failed(c.call("dies-later__fail"), "the server does not run: the server ended with exit code 4");
+    check_failed(c.call("dies-later__fail"), "the server is not running: the server ended with exit code 4");
     CHECK(c.servers.overview(100).find("dies-later: the server ended with exit code 4\n") !=
           std::string::npos);
 }
