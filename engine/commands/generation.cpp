@@ -104,9 +104,9 @@ decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const 
 }
 
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model) {
-    if (flags.least > flags.most) throw UsageError("--draft-min is larger than --draft-max");
+    if (flags.least > flags.most) throw UsageError("--draft-min is above --draft-max");
     if (!flags.model.empty() && flags.self_layers > 0)
-        throw UsageError("--draft-model and --self-draft cannot be combined: choose one");
+        throw UsageError("--draft-model and --self-draft exclude each other: choose one");
     decode::DraftingOptions options;
     if (!flags.model.empty()) {
         ModelOptions draft;

@@ -23,7 +23,7 @@ decode::EngineOptions engine_options(const ModelOptions &options);
 // `stop`.
 decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop);
 
-// The options of drafting for a model with the options `model`; nullopt if no flag requests drafts. Throws UsageError.
+// Drafting for a model with the options `model`; nullopt if no flag requests drafts. Throws UsageError.
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model);
 
 // Sets up speculation for an engine and shows its notes; null if no flag requests it. Shows the progress of

@@ -77,8 +77,8 @@ struct StatsFlags {
 
 struct DraftFlags {
     std::string model;                // a draft model's file; empty: none
-    std::string device = "auto";      // the draft model's --device
-    std::string gpu_layers = "auto";  // the draft model's --gpu-layers
+    std::string device = "auto";      // of the draft model,
+    std::string gpu_layers = "auto";  // and the number of its layers there
     bool lookup = false;
     int32_t self_layers = 0;
     int32_t most = 16, least = 0;
@@ -124,7 +124,7 @@ struct BatchOptions {
          force = false;  // --resume, --force: continue the output file; even if settings differ
     std::optional<bool> show_thinking;  // default: no
     Overflow overflow = Overflow::Error;
-    bool timings = false;  // add timings to every answer
+    bool timings = false;  // with every answer
     int32_t parallel = 32;
     Shard shard{1, 1};  // the lines to answer: part, part + parts, part + 2 * parts ...
     PromptStoreFlags store;

@@ -119,7 +119,7 @@ void check_spec_trace(const RunOptions &options, const Io &io) {
     if (!options.spec_trace) return;
     if (!drafting_options(options.draft, options.model))
         throw UsageError("--spec-trace needs drafts: --draft-model, --lookup or --self-draft");
-    if (options.samples > 1) throw UsageError("--spec-trace shows one answer: omit --samples");
+    if (options.samples > 1) throw UsageError("--spec-trace shows one answer, not --samples");
     if (*options.spec_trace != "-") check_svg_file(*options.spec_trace, "--spec-trace", io);
 }
 

@@ -14,7 +14,7 @@ void check_draft_flags(const RunOptions &options) {
     if (drafts && options.beams > 1) throw UsageError("--beams cannot be combined with drafts");
     if (!options.verify_drafts) return;
     if (!drafts) throw UsageError("--spec-verify needs drafts: --draft-model, --lookup or --self-draft");
-    if (options.samples > 1) throw UsageError("--spec-verify compares one answer: omit --samples");
+    if (options.samples > 1) throw UsageError("--spec-verify compares one answer, not --samples");
     if (options.draft.rule == decode::DraftRule::Rejection)
         throw UsageError("--spec-verify needs --draft-rule same: with rejection the text may differ");
 }
