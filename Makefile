@@ -268,7 +268,7 @@ asan: setup
 # with code 66, which no case accepts. The program is the demo's, built in half the time: so CI also sees that each of its
 # folders compiles as one unit. The sample (CI): runs, batches and chats of every kind, once each.
 tsan_sample := batch: bytes do not depend on *,batch: every row gets *,batch: an answer comes before *,batch: Ctrl-C*
-tsan_sample := $(tsan_sample),chat: messages that were undone *,chat: Ctrl-C*,chat: at a terminal,run: --samples*,run: stop strings*
+tsan_sample := $(tsan_sample),chat: messages that were undone *,chat: Ctrl-C*,chat: at a terminal*,run: --samples*,run: stop strings*
 tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: a full disk*
 tsan tsan-sample: $(BUILD)/tests
 	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel-cpu build-tsan/pool-tests

@@ -30,7 +30,7 @@ class CodebookSearch {
 
   private:
     std::span<const uint16_t> codes_;
-    std::vector<int32_t> places_;  // by key: its entry, or -1 - the start of its list in lists_
+    std::vector<int32_t> places_;  // by key: its entry, or -(start of its list in lists_) - 1
     std::vector<uint16_t> lists_;  // each: its length, then the entries
 };
 

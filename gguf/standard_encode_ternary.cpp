@@ -51,7 +51,7 @@ void sort_places(Values x, int (&places)[kCount]) {
 struct Split {
     int low = -1, high = -1;
     float scale = 0, gain = -FLT_MAX;
-    bool down[2] = {};  // the shifts of the halves
+    bool down[2] = {};  // for each half of the group: whether its levels are shifted down
 
     bool offer(int at_low, int at_high, float xq, float qq, bool first_down, bool second_down) {
         if (!(qq > 0 && xq * xq > gain * qq)) return false;
@@ -127,7 +127,7 @@ template <int kCount>
 struct TernaryGroup {
     int entries[kCount / 8] = {};
     float scale = 0;
-    bool down[2] = {};  // shifts of the halves
+    bool down[2] = {};  // for each half: whether its levels are shifted down
 
     // The values of the three levels in entry k.
     const float *levels_of(int k) const { return points(down[kCount == 16 ? k : 0]); }

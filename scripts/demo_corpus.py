@@ -170,7 +170,7 @@ def plain_text(text):
 
 
 def conversations(texts, random, least=220, most=1300):
-    """Conversations of one or two short tales, from all the books, in random order. The second turn is asked as the first."""
+    """Conversations of one or two short tales, from all the books, in random order. Both turns are requests of the same kind."""
     nouns = nouns_of(texts)
     pairs = []
     for text in texts:

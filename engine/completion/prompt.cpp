@@ -79,7 +79,7 @@ Prompt PromptFormat::render(std::span<const text::Message> turns, const text::To
         base::TraceSpan rendering("render template");
         const std::vector<text::Segment> segments = chat_.render(turns, true, definitions);
         rendering.end();
-        std::string end;  // a mark spans no more than the last segments
+        std::string end;  // of the prompt, long enough for an opening mark, which spans few segments
         for (size_t i = segments.size() - std::min<size_t>(segments.size(), 4); i < segments.size(); ++i)
             end += segments[i].text;
         const base::TraceSpan tokenizing("tokenize");

@@ -26,8 +26,8 @@ constexpr int32_t kFixedTokens = 12;  // drafted tokens per fixed draft length
 constexpr double kCostSteps = 40;     // length of the first measurement of pass costs, in plain steps
 constexpr std::array<int32_t, 5> kTimed{2, 8, 4, 16, 32};  // tokens of the timed pass, a size per turn
 
-// Tokens per plain step if every draft has `length` tokens. right[i]: the draft of token i is right. Token 0
-// is known before the first pass.
+// The number of tokens decoded in the time of one plain step, if every draft has `length` tokens. right[i]: the draft
+// of token i is right. Token 0 is known before the first pass.
 double bound_of(const PassCosts &costs, const std::vector<bool> &right, size_t length) {
     double steps = 0;
     for (size_t at = 1; at < right.size();) {

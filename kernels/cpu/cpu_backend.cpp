@@ -74,7 +74,7 @@ struct Worker {
 // The destination of a matrix product: out[t] = softcap(scale * (product + bias)) + add[t].
 struct Destination {
     float *out;
-    int64_t stride;  // of out and add: floats from token to token
+    int64_t stride;  // number of floats between tokens, in out and in add
     const float *bias = nullptr, *add = nullptr;
     float scale = 1;
     float softcap = 0;  // 0: none

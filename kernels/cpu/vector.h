@@ -1,5 +1,5 @@
-// The small operators between the matrix products: norms, rotations, gates, conversions, and the arithmetic
-// of a vocabulary. All work on float32 rows.
+// The small operators between the matrix products (norms, rotations, gates, conversions), and exp and argmax over a
+// row of logits. All work on float32 rows.
 //
 // There is one table of functions per instruction set, and all compute bit-equal results: a result is defined
 // by a sequence of IEEE float operations (given with each function), fma means one rounding, and a wider

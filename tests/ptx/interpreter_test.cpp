@@ -175,7 +175,7 @@ TEST_CASE("ptx: diverged lanes reconverge, and collectives need all lanes") {
     CHECK(fails_with("shfl.sync.bfly.b32 %r7|%p3, %r2, 1, 31, 255;", "a member mask"));
 }
 
-TEST_CASE("ptx: barriers and shared memory") {
+TEST_CASE("ptx: a barrier orders accesses to shared memory, which are checked for bounds and alignment") {
     // Each thread reads the word of a thread of the other warp.
     const std::string body =
         "ld.global.u32 %r1, [%in];\nshl.b32 %r2, %t, 2;\nadd.s32 %r3, %s, %r2;\n"

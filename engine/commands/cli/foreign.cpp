@@ -213,7 +213,7 @@ constexpr Foreign kForeign[] = {
     {"--truncate", kOnOff, Missing, "use --on-overflow"},
     {"--dimensions", "*", Missing, kEmbed},
     {"--experimental --experimental-yolo --experimental-websearch", "", Missing,
-     "runnel does not run tools; --tools FILE describes them to the model"},
+     "only runnel chat --mcp FILE runs tools; --tools FILE describes tools to the model"},
 
     // --- mistral.rs
     {"--isq --quant -q4 -q8", "*", Missing, kQuantized},
@@ -240,8 +240,8 @@ constexpr Foreign kForeign[] = {
     {"--enable-thinking", "", Same, "--think on"},
     {"--jinja-explicit", "*", Same, "--chat-template $"},
     {"--agent --enable-search --search --web", "", Missing,
-     "runnel does not run tools; --tools FILE describes them to the model"},
-    {"--mcp-config", "*", Missing, "runnel does not run tools; --tools FILE describes them to the model"},
+     "only runnel chat --mcp FILE runs tools; --tools FILE describes tools to the model"},
+    {"--mcp-config", "*", Missing, "use runnel chat --mcp FILE"},
 };
 
 struct Program {

@@ -111,7 +111,8 @@ struct AttentionParams {
     // decode: prepare.x is `out`; the block that completes a token's heads of a K/V head quantizes them. See
     // can_prepare(). Null x: nothing is quantized.
     QuantizeParams prepare{};
-    // For comparisons (switches.h), if not 0: decode and wide trigger at their end; wide does not prefetch.
+    // For measurements (switches.h). late_trigger: the decode and wide kernels trigger the next launch only at their
+    // end. no_prefetch: the wide kernel does not prefetch.
     int32_t late_trigger = 0, no_prefetch = 0;
 };
 

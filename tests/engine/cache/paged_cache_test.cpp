@@ -197,7 +197,7 @@ TEST_CASE(
     CHECK(cache.statistics().reused_tokens == 96 + 32 + 32);
 }
 
-TEST_CASE("paged cache: two sequences that compute the same text at the same time keep one of it") {
+TEST_CASE("paged cache: two sequences that compute the same text at the same time keep one copy of it") {
     PagedCache cache(layouts_of({{}, {40, 0}}, 30), 8, kRoot);
     Device device(cache, {{}, {40, 0}});
     SequenceCache a = cache.new_sequence(), b = cache.new_sequence();

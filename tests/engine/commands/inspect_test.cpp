@@ -121,7 +121,7 @@ TEST_CASE("inspect reads no more of long arrays and texts than it shows") {
 #endif
 }
 
-TEST_CASE("inspect plans a window, cache types and sequences as a run takes them") {
+TEST_CASE("inspect: the plan for a window, cache types and sequences equals the memory of a run") {
     if (absent()) return;
     const std::string model = tiny().path.string();
     const auto memory = [&](std::vector<std::string> more) {

@@ -292,7 +292,7 @@ TEST_CASE("chat: a conversation that outgrows the context forgets its beginning,
     CHECK(error.err.find("the context holds 200") != std::string::npos);
 }
 
-TEST_CASE("chat: at a terminal") {
+TEST_CASE("chat: at a terminal, Ctrl-C stops an answer or a line, and Ctrl-D ends the chat") {
     if (absent()) return;
     const TemporaryDirectory directory;
     Process p = process({"chat", tiny().path.string(), "-n", "100000", "--ignore-eos", "-c", "100000"});

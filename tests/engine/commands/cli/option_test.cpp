@@ -144,7 +144,7 @@ TEST_CASE("options: one table of sampling settings holds every default, and its 
     CHECK(runnel::decode::find_setting("") == nullptr);
 }
 
-TEST_CASE("suggestions: edit distances, and none for words that are far away") {
+TEST_CASE("suggestions: the nearest word by edit distance is suggested, unless it is far away") {
     CHECK(edit_distance("", "abc") == 3);
     CHECK(edit_distance("hlep", "help") == 1);
     CHECK(edit_distance("tmp", "temp") == 1);

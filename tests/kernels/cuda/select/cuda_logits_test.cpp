@@ -200,13 +200,13 @@ TEST_CASE("cuda backend: norms, positions and activations of every kind agree wi
             if (norm) norm->kind = Norm::Kind::Layer, norm->bias = floats(1, 64);
             steps.push_back(step);
             if (norm == nullptr) continue;
-            // After it: one with parts, one with an add, and one without weights.
+            // Three more norms of its output: one with parts, one with an add, and one without weights.
             const Slot slot = norm->out;
             using Kind = Norm::Kind;
             steps.push_back(Norm{slot, slot, floats(1, 16), 1e-5f, Kind::Rms, kNoWeight, kNoSlot, 4});
             steps.push_back(Norm{slot, slot, floats(1, 64), 1e-5f, Kind::Layer, kNoWeight, slot, 2});
             steps.push_back(Norm{slot, slot, kNoWeight, 1e-5f});
-            // With a scale: alone, and together with an add.
+            // Two norms with a scale, one of them with an add.
             steps.push_back(
                 Norm{.in = slot, .out = slot, .weight = floats(1, 64), .eps = 1e-5f, .scale = 0.75f});
             steps.push_back(Norm{
