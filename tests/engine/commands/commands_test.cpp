@@ -67,7 +67,7 @@ TEST_CASE("bad usage and bad input give one line and their exit codes") {
         {{"run", model, "a", "-s", ""}, 2, "--seed"},
         {{"run", model, "a", "-s", "18446744073709551616"}, 2, "2^64"},
         {{"run", model, "a", "--temp", "nan"}, 2, "--temp"},
-        {{"run", model, "a", "--temp"}, 2, "--temp needs a value: --temp N"},
+        {{"run", model, "a", "--temp"}, 2, "--temp needs a value: write --temp N"},
         {{"run", model, "a", "--deadline", "nan"}, 2, "a number from 0 on, not 'nan'"},
         {{"run", model, "a", "--deadline", "-1"}, 2, "a number from 0 on, not '-1'"},
         {{"run", model, "a", "--repeat-penalty", "0"}, 2, "a number above 0, at most 100, not '0'"},

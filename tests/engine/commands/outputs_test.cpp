@@ -124,7 +124,7 @@ TEST_CASE("outputs: two outputs cannot be the same file, standard output and err
             const Result r = runnel_with(arguments);
             check_message(r);
             CHECK(r.code == 2);
-            CHECK(r.err.find("two outputs") != std::string::npos);
+            CHECK(r.err.find("--stats-file and another output are both") != std::string::npos);
             CHECK(f.count() == before);
         }
     // Files to which a shell redirects the program's output.
