@@ -25,7 +25,7 @@ using base::Clock, base::seconds_since;
 using kernels::Attention, kernels::BlockId, kernels::cache_row_bytes, kernels::kBlockTokens;
 
 // Seconds of the repetitions of one depth, and the most repetitions of short passes.
-constexpr double kShortest = 0.1, kLongest = 2;
+constexpr double kLeastSeconds = 0.1, kMostSeconds = 2;
 constexpr int kMostTurns = 50;
 constexpr size_t kMostCopies = size_t{256} << 20;  // bytes of K and V of all layers together
 constexpr int32_t kDefaultWindow = 512, kChunkRange = 4;
@@ -264,7 +264,7 @@ void take_turns(Layers &layers, std::span<AttentionTime> passes, int repetitions
     const auto begin = Clock::now();
     for (int turn = 0; turn < kMostTurns; ++turn) {
         const double spent = seconds_since(begin);
-        if (turn > 0 && (spent > kLongest || (turn >= repetitions && spent > kShortest))) break;
+        if (turn > 0 && (spent > kMostSeconds || (turn >= repetitions && spent > kLeastSeconds))) break;
         for (AttentionTime &one : passes) {
             if (stop.requested()) throw base::Interrupted{};
             const double seconds = timed(layers, one.pass);

@@ -5,7 +5,7 @@
 namespace runnel::text {
 namespace {
 
-constexpr std::string_view kSpace = " \t\r\n";
+constexpr std::string_view kBlanks = " \t\r\n";
 using Body = ToolFormat::Body;
 
 // ｜ is U+FF5C, ▁ is U+2581.
@@ -136,14 +136,14 @@ constexpr ToolFormat kFormats[] = {
 }  // namespace
 
 std::string_view trimmed(std::string_view text) {
-    const size_t begin = text.find_first_not_of(kSpace);
+    const size_t begin = text.find_first_not_of(kBlanks);
     return begin == text.npos ? std::string_view()
-                              : text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+                              : text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
 std::string_view first_word(std::string_view mark) {
     mark = trimmed(mark);
-    return mark.substr(0, mark.find_first_of(kSpace));
+    return mark.substr(0, mark.find_first_of(kBlanks));
 }
 
 std::vector<std::string_view> ToolFormat::triggers() const {
