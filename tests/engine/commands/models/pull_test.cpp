@@ -301,7 +301,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
          "the download was removed"},
         {"shorter list", shorter, honest,
          "the server's file has 1000000 bytes, but its list of files says 999991"},
-        {"longer list", larger, honest, "its list says 1200000"},
+        {"longer list", larger, honest, "its list of files says 1200000"},
         {"longer range",
          {file},
          [](const ServerRequest &r) {
@@ -343,7 +343,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
          {file},
          [](const ServerRequest &) { return ServerReply{.status = 302}; },
          "redirects without an address"},
-        {"no room", enormous, honest, "not enough disk space: 32768.0 GiB are missing"},
+        {"no room", enormous, honest, "not enough disk space: 32768.0 GiB are still to be downloaded"},
         {"gated",
          {file},
          [](const ServerRequest &) {
