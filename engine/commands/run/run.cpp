@@ -178,9 +178,7 @@ int run(const RunOptions &options, Io &io) {
     if (report.stored && !report.stored->problem.empty())
         io.note("--prompt-cache auto: " + gguf::printable(report.stored->problem, 4096));
     else if (options.store.is_on && prompts_folder().empty())
-        io.note(
-            "--prompt-cache auto: prompts are not stored, because there is no home directory or "
-            "RUNNEL_NO_HISTORY is set");
+        io.note("--prompt-cache auto: not used without a home directory or with RUNNEL_NO_HISTORY=1");
     write_stats(options.stats, report, io);
     if (trace) write_trace(*options.trace, *trace, engine, io);
     if (options.spec_trace)
