@@ -82,7 +82,7 @@ TEST_CASE("spec-trace: the text on stderr shows every pass, and wrong options ar
     if (absent()) return;
     const Result r = runnel_with(command({"--self-draft", "1", "--spec-trace", "-"}), "");
     CHECK(r.code == 0);
-    CHECK(r.err.find("drafts are right") != std::string::npos);
+    CHECK(r.err.find("drafted tokens were accepted") != std::string::npos);
     CHECK(r.err.find("[accepted] +the model's own token ~rejected~") != std::string::npos);
     const TemporaryDirectory directory;
     const std::string svg = directory / "passes.svg";
