@@ -155,8 +155,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     std::optional<LogitsWriter> save;
     if (!options.save_logits.empty())
         save.emplace(options.save_logits, context, engine.executor().vocab(), tokens, io.overwrite);
-    measure::PerplexityRun run(engine.executor(), tokens, context,
-                               engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt,
+    measure::PerplexityRun run(engine.executor(), tokens, context, measure::text_begin(engine.tokenizer()),
                                save ? &*save : nullptr, base ? &*base : nullptr);
     ProgressLine progress(io);
     while (run.done() < run.chunks()) {

@@ -98,11 +98,9 @@ std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat
         free = {.close = std::string(begin), .text = text_, .may_end = !required};
     else
         free = free_text(reasoning, begins_inside);
+    const char *const kind = begun ? ">" : may_be_text ? "t" : " ";
     const std::string key = std::string(format.name) + ' ' + tools.only + ' ' + (tools.parallel ? '+' : '1') +
-                            (begun         ? '>'
-                             : may_be_text ? 't'
-                                           : ' ') +
-                            std::to_string(static_cast<int>(style.whitespace)) +
+                            kind + std::to_string(static_cast<int>(style.whitespace)) +
                             (style.any_order ? 'a' : 'd') +
                             tools.definitions.dump(-1, ' ', false, text::Json::error_handler_t::replace);
     const bool behind = free && !begun;

@@ -1,9 +1,10 @@
 // A file of the prompt store (prompt_store.h): K and V of up to kChunkBlocks consecutive blocks of a text.
 //
 // Layout, little-endian: magic "runnelPC", u32 version, u32 groups, u32 blocks, u32 padding (how many of the last
-// tokens only fill the last block up), the keys before and after (16 bytes each); the tokens, i32 each; per group u64 bytes of a block and a byte per block, 1 if it is held
-// (windows leave gaps); u64 bytes of the state of recurrent layers after the tokens, or 0; a checksum of every
-// held block and of the state; a checksum of everything before it; the held blocks, group by group; the state.
+// tokens only fill the last block up), the keys before and after (16 bytes each); the tokens, i32 each; per group
+// u64 bytes of a block and a byte per block, 1 if it is held (windows leave gaps); u64 bytes of the state of
+// recurrent layers after the tokens, or 0; a checksum of every held block and of the state; a checksum of
+// everything before it; the held blocks, group by group; the state.
 #pragma once
 
 #include <cstdint>

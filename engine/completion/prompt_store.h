@@ -40,9 +40,9 @@ class PromptStore {
     // Saves what the cache holds of the beginning of `tokens`, in whole blocks and as far as the limit allows. At least
     // one of the tokens stays out. Nothing is saved after a write failed.
     void save(std::span<const text::TokenId> tokens);
-    // As save(), and the tokens behind the last whole block as well, none of which stays out: unless they are stored,
-    // they are computed again, in a block that copies of the last token fill up. So no cell of another token gets into
-    // the file. Whole blocks only if the model has recurrent layers, or the cache has no room.
+    // As save(), but also saves the tokens behind the last whole block, and leaves none out. Unless they are stored, this
+    // computes them again, in a block that it fills up with copies of the last token: the file holds no cell of a token
+    // behind `tokens`. Saves whole blocks only if the model has recurrent layers or the cache has no room.
     void save_to_the_token(std::span<const text::TokenId> tokens);
 
     struct Counts {

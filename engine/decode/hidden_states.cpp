@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "gguf/half.h"
+#include "kernels/forwarding_backend.h"
 #include "kernels/program.h"
 
 namespace runnel::decode {
@@ -86,10 +87,10 @@ size_t draft_block_bytes(const kernels::Program &block, const CacheShape &shape)
 
 namespace {
 
-class StateKeepingBackend final : public kernels::Backend {
+class StateKeepingBackend final : public kernels::ForwardingBackend {
   public:
     StateKeepingBackend(std::unique_ptr<kernels::Backend> backend, std::shared_ptr<HiddenStates> states)
-        : backend_(std::move(backend)), states_(std::move(states)) {}
+        : ForwardingBackend(std::move(backend)), states_(std::move(states)) {}
 
     void load(const kernels::Program &program, const kernels::CacheConfig &cache,
               int32_t max_tokens) override {
@@ -101,43 +102,28 @@ class StateKeepingBackend final : public kernels::Backend {
         parts.parts = {{parts.steps.size() - 1, {}, {hidden_}}, {parts.steps.size(), {}, {}}};
         states_->resize(static_cast<size_t>(cache.blocks[0]),
                         parts.slots[static_cast<size_t>(hidden_)].width);
-        backend_->load(parts, cache, max_tokens);
+        ForwardingBackend::load(parts, cache, max_tokens);
     }
 
     bool execute(const kernels::Batch &batch, std::span<float> logits) override {
-        return compute(batch) && (batch.logit_rows.empty() || backend_->execute(output(batch), logits));
+        return compute(batch) &&
+               (batch.logit_rows.empty() || ForwardingBackend::execute(output(batch), logits));
     }
     bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> candidates,
                  std::span<float> sums) override {
-        return compute(batch) &&
-               (batch.logit_rows.empty() || backend_->execute(output(batch), count, candidates, sums));
+        return compute(batch) && (batch.logit_rows.empty() ||
+                                  ForwardingBackend::execute(output(batch), count, candidates, sums));
     }
 
     void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
-        backend_->copy_blocks(group, copies);
+        ForwardingBackend::copy_blocks(group, copies);
         for (const kernels::BlockCopy &copy : copies) states_->copy(copy.from, copy.to);
     }
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
         states_->forget(block);
-        backend_->write_block(group, block, bytes);
+        ForwardingBackend::write_block(group, block, bytes);
     }
     std::span<std::byte> block_memory(int32_t, BlockId) override { return {}; }  // see write_block()
-
-    kernels::DeviceInfo info() const override { return backend_->info(); }
-    void on_load(kernels::LoadProgress progress) override { backend_->on_load(std::move(progress)); }
-    int32_t most_candidates() const override { return backend_->most_candidates(); }
-    void read_logits(int32_t row, std::span<float> logits) override { backend_->read_logits(row, logits); }
-    kernels::SlotRows exchange(kernels::Slot slot) override { return backend_->exchange(slot); }
-    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
-        backend_->read_block(group, block, bytes);
-    }
-    void read_state(kernels::StateId slot, std::span<std::byte> bytes) override {
-        backend_->read_state(slot, bytes);
-    }
-    void write_state(kernels::StateId slot, std::span<const std::byte> bytes) override {
-        backend_->write_state(slot, bytes);
-    }
-    int64_t launches() const override { return backend_->launches(); }
 
   private:
     static kernels::Batch output(kernels::Batch batch) {
@@ -149,8 +135,8 @@ class StateKeepingBackend final : public kernels::Backend {
     bool compute(const kernels::Batch &batch) {
         kernels::Batch first = batch;
         first.logit_rows = {}, first.masks = {};
-        if (!backend_->execute(first, {})) return false;
-        const kernels::SlotRows rows = backend_->exchange(hidden_);
+        if (!ForwardingBackend::execute(first, {})) return false;
+        const kernels::SlotRows rows = exchange(hidden_);
         for (const kernels::SequenceSpan &span : batch.sequences) {
             const auto put = [&](int32_t cell, int32_t token) {
                 const float *row = rows.data + token * rows.stride;
@@ -162,7 +148,6 @@ class StateKeepingBackend final : public kernels::Backend {
         return true;
     }
 
-    std::unique_ptr<kernels::Backend> backend_;
     std::shared_ptr<HiddenStates> states_;
     kernels::Slot hidden_ = kernels::kNoSlot;
 };

@@ -13,10 +13,10 @@ namespace runnel::measure {
 
 enum class BlockUse : uint8_t {
     Free,
-    Kept,
+    Kept,  // no sequence holds it, but a later text may find it
     Held,
-    Shared
-};  // Kept: found by its text, but no sequence holds it
+    Shared,  // held by several sequences
+};
 
 class CacheWatch {
   public:

@@ -100,8 +100,7 @@ void compare_quality(std::span<Engine *const> engines, const CompareOptions &opt
         const bool same =
             tokens[i] == tokens[0] && engine.executor().vocab() == engines[0]->executor().vocab();
         runs.emplace_back(
-            engine.executor(), tokens[i], options.context,
-            engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt,
+            engine.executor(), tokens[i], options.context, text_begin(engine.tokenizer()),
             i == 0 ? SaveRow([&](std::span<const float> logits) { base.add(logits); }) : SaveRow(),
             i > 0 && same ? BaseRow([&] { return base.next(); }) : BaseRow());
     }

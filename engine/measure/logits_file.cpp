@@ -50,6 +50,13 @@ void compress_row(std::span<const float> logits, std::vector<uint16_t> &row) {
     }
 }
 
+void expand_row(std::span<const uint16_t> row, std::span<float> log_probabilities) {
+    float floats[2];
+    std::memcpy(floats, row.data(), sizeof floats);
+    for (size_t i = 0; i < log_probabilities.size(); ++i)
+        log_probabilities[i] = floats[0] * static_cast<float>(row[kScaleWords + i]) + floats[1];
+}
+
 LogitsWriter::LogitsWriter(const std::filesystem::path &path, int32_t context, int32_t vocab,
                            std::span<const TokenId> tokens, bool overwrite)
     : file_(path, {.overwrite = overwrite}) {
@@ -121,11 +128,8 @@ std::span<const float> LogitsReader::read() {
     std::memcpy(floats, row_.data(), sizeof floats);
     if (!std::isfinite(floats[0]) || !std::isfinite(floats[1]) || floats[0] < 0)
         fail("damaged: a scale or minimum is invalid");
-    float most = floats[1];
-    for (size_t i = 0; i < log_probabilities_.size(); ++i) {
-        log_probabilities_[i] = floats[0] * static_cast<float>(row_[kScaleWords + i]) + floats[1];
-        most = std::max(most, log_probabilities_[i]);
-    }
+    expand_row(row_, log_probabilities_);
+    const float most = *std::ranges::max_element(log_probabilities_);
     if (!(most <= kRounding)) fail("damaged: it holds a probability above 1");
     return log_probabilities_;
 }

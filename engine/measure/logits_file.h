@@ -32,6 +32,8 @@ inline int32_t scored_rows(int32_t context) {
 
 // Compresses one row of logits to the u16s of the file. The first four are scale and min, each an f32.
 void compress_row(std::span<const float> logits, std::vector<uint16_t> &row);
+// The log-probabilities of a row; `row` may come from a file, and its numbers are not checked.
+void expand_row(std::span<const uint16_t> row, std::span<float> log_probabilities);
 
 class LogitsWriter {
   public:

@@ -55,7 +55,10 @@ class Replay {
             const int64_t most =
                 how == Allocation::Pages ? pages(one.prompt + one.answer) * memory.page : reserved(i);
             const int64_t room = how == Allocation::Pages ? free_pages_ * memory.page : memory.cells;
-            most > room ? void(++result_.too_large) : waiting_.push_back({i, one.prompt, {}});
+            if (most > room)
+                ++result_.too_large;
+            else
+                waiting_.push_back({i, one.prompt, {}});
         }
     }
 
@@ -140,7 +143,10 @@ class Replay {
         std::erase_if(running_, [&](const Running &one) {
             const PagingRequest &request = requests_[one.request];
             if (one.cells < request.prompt + request.answer) return false;
-            how_ == Allocation::Pages ? void(free_pages_ += pages(one.cells)) : ranges_.release(one.range);
+            if (how_ == Allocation::Pages)
+                free_pages_ += pages(one.cells);
+            else
+                ranges_.release(one.range);
             return true;
         });
     }

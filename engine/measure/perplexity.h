@@ -17,6 +17,7 @@
 #include "engine/decode/executor.h"
 #include "engine/decode/stop_request.h"
 #include "engine/measure/logits_file.h"
+#include "engine/text/tokenizer.h"
 
 namespace runnel::measure {
 
@@ -31,6 +32,11 @@ struct Perplexity {
     };
     std::optional<Divergence> divergence;
 };
+
+// The token with which the model begins a text, if it does: BOS.
+inline std::optional<TokenId> text_begin(const text::Tokenizer &tokenizer) {
+    return tokenizer.adds_bos() ? tokenizer.bos() : std::nullopt;
+}
 
 // Takes the logits of the next scored position; gives the base's log-probabilities of it.
 using SaveRow = std::function<void(std::span<const float>)>;

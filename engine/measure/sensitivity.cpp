@@ -1,20 +1,15 @@
 #include "engine/measure/sensitivity.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <optional>
+#include <utility>
 
 #include "engine/measure/logits_file.h"
 #include "gguf/base/interrupted.h"
 
 namespace runnel::measure {
 namespace {
-
-std::optional<TokenId> bos_of(const decode::Engine &engine) {
-    return engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt;
-}
 
 // Replaces the weights that are whole rows of the tensor; true if there is one.
 bool replace(kernels::Program &program, const gguf::Tensor &tensor, const ReplacedTensor &by) {
@@ -36,15 +31,6 @@ bool replace(kernels::Program &program, const gguf::Tensor &tensor, const Replac
     return used;
 }
 
-// The log-probabilities of a compressed row.
-void expand_row(std::span<const uint16_t> row, std::span<float> log_probabilities) {
-    float scale = 0, min = 0;
-    std::memcpy(&scale, row.data(), sizeof scale);
-    std::memcpy(&min, row.data() + 2, sizeof min);
-    for (size_t i = 0; i < log_probabilities.size(); ++i)
-        log_probabilities[i] = scale * static_cast<float>(row[4 + i]) + min;
-}
-
 void run_all(PerplexityRun &run, const StopRequest &stop) {
     while (run.done() < run.chunks())
         if (!run.step(&stop)) throw base::Interrupted{};
@@ -56,7 +42,7 @@ Sensitivity::Sensitivity(decode::Engine &engine, std::vector<TokenId> tokens, in
                          const StopRequest &stop)
     : engine_(engine), tokens_(std::move(tokens)), context_(context) {
     PerplexityRun run(
-        engine_.executor(), tokens_, context_, bos_of(engine_),
+        engine_.executor(), tokens_, context_, text_begin(engine_.tokenizer()),
         [&](std::span<const float> logits) { compress_row(logits, base_.emplace_back()); }, BaseRow());
     run_all(run, stop);
 }
@@ -73,7 +59,7 @@ Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> repl
     const std::unique_ptr<Executor> executor = engine_.executor_beside(program, 1, notes);
     std::vector<float> row(static_cast<size_t>(executor->vocab()));
     size_t next = 0;
-    PerplexityRun run(*executor, tokens_, context_, bos_of(engine_), SaveRow(), [&] {
+    PerplexityRun run(*executor, tokens_, context_, text_begin(engine_.tokenizer()), SaveRow(), [&] {
         expand_row(base_[next++], row);
         return std::span<const float>(row);
     });

@@ -113,8 +113,7 @@ Command bench_command() {
                "request (64,32); after Ctrl-C, the rows so far are shown");
     table.flag("--attention", exhibit->attention,
                "cost of the CPU's attention by depth (-d, a list): full, with a window (--window), unfused, "
-               "and with "
-               "as many K/V heads as heads (MHA), fewer (GQA) or one (MQA)");
+               "and with as many K/V heads as heads (MHA), fewer (GQA) or one (MQA)");
     table.numbers("--rate", exhibit->rates, decode::NumberRange{0.001, 1e6},
                   "with --batching: requests arrive at random, this many per second; a list: 10,20");
     table
@@ -128,8 +127,8 @@ Command bench_command() {
     table
         .list("--compare", exhibit->compare,
               "compare MODEL with this one in speed, taking turns, and with -f in quality; repeatable. Files "
-              "with the "
-              "attention alone or the MLP alone in another format are made by quantize --tensor-type")
+              "with the attention alone or the MLP alone in another format are made by quantize "
+              "--tensor-type")
         .takes("FILE");
     table.flag(
         "--compare-lists", exhibit->compare_lists,

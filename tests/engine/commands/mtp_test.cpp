@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/engine/commands/program_support.h"
 #include "tests/support/data.h"
 #include "tests/support/draft_model.h"
 #include "tests/support/model_maker.h"
@@ -16,12 +17,6 @@ using namespace runnel::testing;
 using nlohmann::json;
 
 namespace {
-
-bool absent() {
-    if (program_under_test()) return false;
-    FAIL("no program to test: set RUNNEL, or build build/runnel");
-    return true;
-}
 
 Result run_model(const std::filesystem::path &model, const std::vector<std::string> &more) {
     Process process;
