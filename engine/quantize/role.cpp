@@ -24,10 +24,11 @@ Role role_of(std::string_view name) {
 
 int64_t layer_of(std::string_view name) {
     constexpr std::string_view kPrefix = "blk.";
+    constexpr int64_t kMost = 1 << 20;  // what a name of a damaged file claims beyond that is no layer
     if (!name.starts_with(kPrefix)) return -1;
     int64_t layer = -1;
     const auto result = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
-    return result.ec == std::errc() ? layer : -1;
+    return result.ec == std::errc() && 0 <= layer && layer < kMost ? layer : -1;
 }
 
 }  // namespace runnel::quantize
