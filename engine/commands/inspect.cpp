@@ -235,8 +235,9 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
                          std::to_string(s.memory->context));
         const size_t block = s.memory->draft_block;
         if (block > 0)
-            text += line("memory, drafts", size_text(block) + " for the next-token-prediction block (--mtp)");
-        text += line("memory, in all", size_text(s.tensor_bytes + s.memory->cache_at_context + block));
+            text += line("memory, drafts",
+                         size_text(block) + " more with the next-token-prediction block (--mtp)");
+        text += line("memory, in all", size_text(s.tensor_bytes + s.memory->cache_at_context));
         if (s.memory->gpu) text += line("memory, GPU", gpu_text(*s.memory->gpu));
     }
     if (!s.not_runnable.empty()) text += line("cannot be run", gguf::printable(s.not_runnable, 4096));
