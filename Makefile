@@ -22,7 +22,7 @@ V ?= 0
 ifeq ($(V),0)
 Q := @
 said :=
-expected = $(if $(from_scratch),/$(words $(filter %.o,$(expected_objects))))
+expected = $(if $(from_scratch),/$(words link $(filter %.o,$(expected_objects))))
 say = @$(eval said += x)printf '  [%3s$(expected)] %s\n' $(words $(said)) '$(1)';
 endif
 
@@ -111,8 +111,8 @@ $(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $
 
 # The demo: without the CUDA code, even if nvcc exists, and with only the kernels for the instruction set that this
 # machine would choose. From nothing, most of the time would go into headers that every file includes, so each folder is
-# compiled as one unit, with -O1 outside of the kernels. demo_alone: files that define a name twice with others of their
-# folder; "redefinition" in a unit means that another belongs there.
+# compiled as one unit, with -O1 and precompiled headers outside of the kernels. demo_alone: files that define a name
+# twice with others of their folder; "redefinition" in a unit means that another belongs there.
 demo_isas := $(filter $(isas),$(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo)))
 demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
 demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
@@ -125,17 +125,32 @@ demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
     chat/chat_tools.cpp),$(demo_sources))
 demo_folders := $(patsubst %/,%,$(sort $(dir $(filter-out kernels/cpu/%,$(demo_sources)))))
 demo_units := $(demo_folders:%=$(BUILD)/demo/%.o)
-demo_objects := $(demo_units) $(patsubst %.cpp,$(BUILD)/obj/%.o,$(demo_alone) main.cpp kernels/cuda/devices_absent.cpp)
+# Scalar kernels are not chosen where there are others.
+demo_scalar := $(if $(demo_isas),$(filter kernels/cpu/%_scalar.cpp,$(demo_alone)))
+demo_objects := $(demo_units) $(demo_scalar:%.cpp=$(BUILD)/demo/%.o) \
+  $(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter-out $(demo_scalar),$(demo_alone)) main.cpp kernels/cuda/devices_absent.cpp)
+# The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that.
+demo_flags = $(patsubst -O3,-O1,$(filter-out $(WARN),$(CXXFLAGS))) -w $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=400000)
+# Not with ccache, which would have to be told to accept precompiled headers.
+demo_headers := $(if $(findstring ccache,$(CXX)),,$(BUILD)/demo/headers.h.gch)
 unit_files = $(filter-out $(demo_alone),$(wildcard $(1)/*.cpp))
 
 $(BUILD)/runnel-cpu: $(demo_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 .SECONDEXPANSION:
-$(demo_units): $(BUILD)/demo/%.o: $$(call unit_files,$$*) Makefile | setup
+$(demo_headers): Makefile | setup
+	@mkdir -p $(@D)
+	@printf '#include <%s>\n' algorithm chrono filesystem fstream functional map memory mutex nlohmann/json.hpp optional set \
+	  span string thread unordered_map variant vector >$(@:.gch=)
+	$(Q)$(CXX) $(demo_flags) -x c++-header -o $@ $(@:.gch=)
+$(demo_units): $(BUILD)/demo/%.o: $$(call unit_files,$$*) Makefile $(demo_headers) | setup
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
-	$(call say,$*/*.cpp)$(CXX) $(patsubst -O3,-O1,$(filter-out $(WARN),$(CXXFLAGS))) -w -MMD -MP -c -o $@ $(@:.o=.cpp)
+	$(call say,$*/*.cpp)$(CXX) $(demo_flags) $(demo_headers:%.gch=-include %) -MMD -MP -c -o $@ $(@:.o=.cpp)
+$(demo_scalar:%.cpp=$(BUILD)/demo/%.o): $(BUILD)/demo/%.o: %.cpp Makefile | setup
+	@mkdir -p $(@D)
+	$(call say,$<)$(CXX) $(demo_flags) -MMD -MP -c -o $@ $<
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
