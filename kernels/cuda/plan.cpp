@@ -76,7 +76,7 @@ class Planner {
     void use(WeightId id, WeightUse as) {
         WeightUse &known = plan_.uses[static_cast<size_t>(id)];
         if (known != WeightUse::None && known != as)
-            refuse("a tensor that is a matrix and a vector (" + weight(id).name + ")");
+            refuse("a tensor used both as a matrix and as a vector (" + weight(id).name + ")");
         known = as;
     }
 
@@ -201,7 +201,7 @@ class Planner {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
-               "keys and values in other slots than the layer's");
+               "keys and values that do not match the layer's cache");
         expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= kMaxWideK &&
                    step.head_dim_v <= (latent ? std::min(kMaxWideV, step.head_dim_k) : kMaxWideV),
                "heads of this size");

@@ -75,7 +75,7 @@ int attribute(cudaDeviceAttr name, int device) {
 
 int current_device() {
     int device = 0;
-    check(cudaGetDevice(&device), "asking for the device");
+    check(cudaGetDevice(&device), "querying the current device");
     return device;
 }
 
@@ -159,12 +159,12 @@ std::string compile_note(int device) {
 size_t free_memory(int device) {
     use_device(device);
     size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "asking for the free memory");
+    check(cudaMemGetInfo(&free, &total), "querying the free memory");
     return free;
 }
 
 void use_device(int device) {
-    check(cudaSetDevice(device), "choosing the device");
+    check(cudaSetDevice(device), "selecting the device");
 }
 
 // --- memory ----------------------------------------------------------------------------------------------
