@@ -65,7 +65,7 @@ class AttentionRunner {
                        int32_t tokens) const noexcept;
     void attend_by_ranges(const Attention &step, const SequenceSpan &sequence, int thread) noexcept;
 
-    // False if a layer's values are its keys, or if it shares the K/V of a layer with other heads.
+    // False if the cache layer stores no values because they are the first dimensions of its keys.
     bool can_rotate(const Attention &step) const {
         return s_.program->cache_layers[static_cast<size_t>(step.cache)].head_dim_v > 0;
     }

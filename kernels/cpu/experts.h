@@ -55,7 +55,7 @@ class ExpertRunner {
     struct Group {
         int32_t expert, first, count;
     };
-    // Rows of one expert's gate or up matrix, from `row` on; `out` is where its row 0 goes in hidden_.
+    // Rows of one expert's gate or up matrix, from `row` on. out: the column of hidden_ that row 0 is written to.
     struct InUnit {
         const Group *group;
         const Weight *weight;

@@ -93,7 +93,7 @@ inline void read_row(const LinearScanPiece &p, int64_t t, ScanRow &row) {
     row.strength = p.strength ? p.strength[t * p.strength_stride] : 1.0f;
 }
 
-// Two registers of columns, of which the first `count` exist.
+// Two registers of columns; only the first `count` columns exist.
 template <typename L>
 struct ScanPair {
     using Float = typename L::Float;
