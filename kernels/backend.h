@@ -104,9 +104,9 @@ struct SequenceSpan {
     // [shared_from, shared_from + shared). These tokens belong to another sequence, have the same positions
     // and are computed only once.
     int32_t shared = 0, shared_from = 0;
-    // Recurrent layers only (with shared == 0). state: the state after the `past` cells, kNoState if past is
-    // 0. The writes store states after some of the tokens: `tokens` ascends, the last one is `count`. No slot
-    // is written that another span of the batch reads or writes.
+    // For recurrent layers, and only if shared == 0. state: the slot with the state after the `past` cells, or
+    // kNoState if past is 0. state_writes: the states to store, with ascending `tokens`, the last one equal to
+    // `count`. A written slot must not be read or written by another span of the batch.
     StateId state = kNoState;
     std::vector<StateWrite> state_writes = {};
 };

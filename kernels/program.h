@@ -453,7 +453,7 @@ struct StateLayer {
 
 struct Program {
     std::vector<Weight> weights;
-    std::vector<std::shared_ptr<const std::vector<float>>> constants;  // keeps weights that no file holds
+    std::vector<std::shared_ptr<const std::vector<float>>> constants;  // of weights that no file holds
     std::vector<SlotInfo> slots;
     std::vector<RopeTable> ropes;
     std::vector<CacheLayer> cache_layers;
