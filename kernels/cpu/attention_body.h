@@ -295,7 +295,7 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
 
 template <typename L>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, int32_t page_cell) {
-    // The first row's window ends first, the last row's window begins last.
+    // Two rows decide: the first row's window ends first, and the last row's window begins last.
     const Visible all{0, kBlockTokens};
     const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
                        visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;

@@ -519,7 +519,7 @@ void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
     multiply(w, to, worker, 0, nullptr);
 }
 
-// A unit is a head: one thread packs its slices of all tokens and multiplies them.
+// A unit is a head: one thread packs the head's slices of all tokens and multiplies them.
 void CpuBackend::run(const HeadsPhase &phase, Worker &worker) noexcept {
     const HeadLinear &step = phase.step;
     const Weight &w = weight(step.weight);

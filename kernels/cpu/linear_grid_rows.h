@@ -18,20 +18,20 @@ namespace {
 
 // Lane i is the sum of v[i]'s lanes.
 [[gnu::always_inline]] inline Ints sums_across(const Ints (&v)[16]) {
-    Ints pairs[8], fours[4];  // per 128 bits: of rows {i, i + 8}, then {i, i + 4, i + 8, i + 12}
+    Ints pairs[8], fours[4];  // of rows {i, i + 8} and of rows {i, i + 4, i + 8, i + 12}
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i)
         pairs[i] = add32(interleave_low32(v[i], v[i + 8]), interleave_high32(v[i], v[i + 8]));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
         fours[i] = add32(interleave_low32(pairs[i], pairs[i + 4]), interleave_high32(pairs[i], pairs[i + 4]));
-    // fours[i]: rows i, i + 4, i + 8, i + 12 in each 128 bits; the four parts are still to be added.
+    // Each part of 128 bits of fours[i] has sums of rows i, i + 4, i + 8, i + 12. The four parts are now added.
     const Ints low =
         add32(_mm512_shuffle_i32x4(fours[0], fours[1], 0x44), _mm512_shuffle_i32x4(fours[0], fours[1], 0xee));
     const Ints high =
         add32(_mm512_shuffle_i32x4(fours[2], fours[3], 0x44), _mm512_shuffle_i32x4(fours[2], fours[3], 0xee));
     const Ints all = add32(_mm512_shuffle_i32x4(low, high, 0x88), _mm512_shuffle_i32x4(low, high, 0xdd));
-    // all: part i holds rows i, i + 4, i + 8, i + 12.
+    // Part i of `all` has the sums of rows i, i + 4, i + 8, i + 12.
     const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(order, all);
 }

@@ -166,7 +166,7 @@ class CudaBackend final : public Backend {
     ScanRunner scans_;
     LogitsRunner logits_;
     std::map<GraphKey, Graph> graphs_;
-    GraphKey now_{};                       // the current part
+    GraphKey now_{};                       // of the current part
     int32_t tokens_ = 0, logit_rows_ = 0;  // of the current batch
     bool shares_ = false;                  // some sequence of the batch has shared cells
     Stream stream_;                        // destroyed before all memory

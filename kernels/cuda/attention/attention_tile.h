@@ -103,8 +103,8 @@ DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const
     return lane;
 }
 
-// Where the cells of a step come from: [begin, end) from the cache, [end, made) from make(); all
-// others become zeros.
+// Where the cells of a step come from: [begin, end) from the cache, [end, made) from make()
+// (attention_decode.cu); all others become zeros.
 struct CellRange {
     int begin, end, made;
 

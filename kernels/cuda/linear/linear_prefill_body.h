@@ -373,7 +373,7 @@ struct LinearPrefillBody {
         }
     }
 
-    // For a warp without tiles, which takes part in the copies.
+    // For a warp without row tiles: it only takes part in the copies.
     static DEVICE void copy_only(Shared &shared, const Loader &loader, const Multiplier &m, Position &at) {
         for (; at.block < at.blocks; ++at.block) {
             start_chunk<0>(shared, loader, m, false, at);

@@ -1,4 +1,4 @@
-// runtime.h on the CUDA runtime. Compiled only with the CUDA toolkit.
+// Implements runtime.h with the CUDA runtime. Compiled only with the CUDA toolkit.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <cuda_runtime_api.h>
