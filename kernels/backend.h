@@ -170,7 +170,7 @@ class Backend {
     virtual int32_t most_candidates() const { return 0; }
     // execute(), but only the top `count` logits of every row come back. candidates: [logit_rows][count], in
     // descending order, the lower token first among equals. If any logit of the row is not finite, the first
-    // candidate's is not finite and the others are undefined. sums: [logit_rows], the sum of exp(logit -
+    // candidate has such a logit and the others are undefined. sums: [logit_rows], the sum of exp(logit -
     // largest) over the whole row, in float32; not written when count is 1. Tokens outside the row's mask come
     // last, with the logit -infinity, and are not part of the sum, but a logit that is not finite is reported all
     // the same. Precondition: 1 <= count <= most_candidates(), count <= vocab.

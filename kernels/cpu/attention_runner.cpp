@@ -100,7 +100,7 @@ void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32
     prepare(q, rotations_);
 }
 
-// Writes the token's cell, and the cells of draft branches that share the token. work: head_dim_v floats
+// Writes the token's cell, and the cells of draft branches that share the token. work: scratch of head_dim_v floats.
 void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const SequenceSpan &sequence,
                                   int32_t kv_head, int32_t token, float *work) noexcept {
     float *k = row(a.k, token) + kv_head * a.head_dim_k;

@@ -99,7 +99,7 @@ class Planner {
             plan_.ops.push_back(op);
         quantized_ = op.slot;
     }
-    // The prepare field of the last operation, if it can quantize its output and that is `slot`.
+    // The prepare field of the last operation, if it can quantize its output and that output is `slot`.
     std::optional<PrepareOp> *preparing(Slot slot) {
         if (plan_.ops.size() == first_op_) return nullptr;
         Op &last = plan_.ops.back();

@@ -8,7 +8,7 @@
 
 namespace runnel::kernels::cuda {
 
-// How the warps of a launch process heads.
+// What a warp does with a head: norm, RoPE, factor, Hadamard rotation.
 struct HeadRecipe {
     const float *norm;  // [dim] or null
     int dim;

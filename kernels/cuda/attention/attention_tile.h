@@ -246,7 +246,7 @@ DEVICE Join join(float m, float m_other) {
 
 // --- results ---------------------------------------------------------------------------------------------
 
-// The last factor of o: 1 / l, or with a sink that of step 4 in attention.h as well.
+// The final factor of o: 1 / l (attention.h, step 5), times that of step 4 if there is a sink.
 DEVICE float final_factor(const AttentionParams &p, int head, float m, float l) {
     if (!p.sinks) return l > 0.0f ? 1.0f / l : 0.0f;
     const float sink = p.sinks[head] * kLog2E, top = fmaxf(m, sink), a = exp2_p(m - top);

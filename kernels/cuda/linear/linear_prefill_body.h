@@ -155,7 +155,7 @@ struct PrefillMultiplier {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const uint4 *own = shared.main[kC / kStep % 2][2 * warp_index() + i];
-                // load_chunk() takes the start of a block: pass where it would be.
+                // load_chunk() expects the start of a block: pass the address where it would be.
                 load_chunk<F, kC + kStep - 1, CachedWeights>(
                     reinterpret_cast<const std::byte *>(own) - kBefore, main[i]);
             }
