@@ -104,7 +104,7 @@ size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows);
 // Number of tokens per tile for prefill: the tile's rows stay in the CPU cache, and each page is converted only once.
 int32_t attention_tile_tokens(int32_t heads);
 
-// The number of ranges visible to any row of the tile: the sink cells, if there are any, then kRangeCells each.
+// The number of ranges visible to any row of the tile: one of sink cells, if there are any, then one per kRangeCells.
 int32_t range_count(const AttentionTile &tile);
 
 // Floats of the partial results of one range.

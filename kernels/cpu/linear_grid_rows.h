@@ -246,7 +246,7 @@ template <class Block, int count, typename Prefetch>
             Ints w = grid_entries(b, g, c);
             const __mmask64 signs = g.signs[c];
             if constexpr (shifted) {
-                w = left16(w, 3);  // 0, 8 or 16: nothing runs into the next byte
+                w = left16(w, 3);  // bytes become 0, 8 or 16: no bit moves into the next byte
                 w = _mm512_mask_add_epi8(w, signs, w, splat(0x02020202));
             }
             // Each of the scales of groups 4 c ... 4 c + 3, repeated for eight pairs of columns.

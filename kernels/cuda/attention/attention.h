@@ -173,8 +173,8 @@ constexpr int64_t prefill_blocks(int32_t heads, int32_t kv_heads, int64_t tokens
     const int64_t items = kv_heads * (tokens * (heads / kv_heads) / kPrefillRows + tokens);
     return items < kMostAttentionBlocks ? items : kMostAttentionBlocks;
 }
-// Floats of AttentionParams::totals for a launch of this many blocks: heads above 128 keep their totals
-// there, on sm_75 all heads.
+// Floats of AttentionParams::totals for a launch of this many blocks: heads of more than 128 dimensions keep
+// their totals there, and on sm_75 all heads do.
 constexpr int64_t attention_prefill_totals(int32_t dim_k, int32_t dim_v, int64_t blocks, bool on_turing) {
     return on_turing || dim_k > 128 || dim_v > 128 ? blocks * kPrefillRows * 128 : 0;
 }

@@ -246,7 +246,7 @@ DEVICE Join join(float m, float m_other) {
 
 // --- results ---------------------------------------------------------------------------------------------
 
-// The final factor of o: 1 / l (attention.h, step 5), times that of step 4 if there is a sink.
+// The final factor of o: 1 / l (step 5 of attention.h), or with a sink that of steps 4 and 5 together.
 DEVICE float final_factor(const AttentionParams &p, int head, float m, float l) {
     if (!p.sinks) return l > 0.0f ? 1.0f / l : 0.0f;
     const float sink = p.sinks[head] * kLog2E, top = fmaxf(m, sink), a = exp2_p(m - top);
