@@ -1,7 +1,7 @@
 // Times the phases of a pass on the CPU, if the calling thread has a Trace that records steps (gguf/base/trace.h):
 // a span per phase, named by its kind, with its layer and the mean time that threads waited for the slowest one.
 //
-// Calls, between two barriers of a pass (pool.h):
+// Calls in a pass, whose phases are separated by barriers (pool.h):
 //   begin            by the calling thread, before the pass
 //   start, arrive    by every thread, before and after its share of a phase; then comes the barrier
 //   finish           by every thread, after the barrier
