@@ -65,7 +65,8 @@ class Planner {
         if (!has_tiles(weight(id).type))
             refuse("weights of type " + std::string(gguf::traits(weight(id).type).name) + " (" +
                    weight(id).name + ")");
-        if (count == Count::One && weight(id).count != 1) refuse("experts (" + weight(id).name + ")");
+        if (count == Count::One && weight(id).count != 1)
+            refuse("several matrices in one tensor (" + weight(id).name + ")");
         use(id, WeightUse::Tiles);
     }
     void use_floats(WeightId id) {
@@ -187,7 +188,7 @@ class Planner {
         return a.out != b.out || ends(a).second <= ends(b).first || ends(b).second <= ends(a).first;
     }
     void add(const Copy &step) {
-        expect(step.in != step.out, "a copy within a row");
+        expect(step.in != step.out, "a copy within one slot");
         expect(apart(step.to, step.count, step.width), "a copy to overlapping slices");
         auto *before = plan_.ops.size() > first_op_ ? std::get_if<CopyOp>(&plan_.ops.back()) : nullptr;
         const auto fits = [&](const Copy &other) { return independent(other, step); };

@@ -85,7 +85,7 @@ class ReferenceBackend final : public Backend {
   private:
     static bool rounds(CacheType type) { return type == CacheType::F16 || type == CacheType::BF16; }
     [[noreturn]] static void refuse(const std::string &what) {
-        throw BackendError(BackendError::Kind::NoKernel, "the reference does not run " + what);
+        throw BackendError(BackendError::Kind::NoKernel, "the reference backend does not run " + what);
     }
     // Calls f(keys or values, elements per block) for the group's layers.
     template <class F>

@@ -35,7 +35,7 @@ class ExpressionParser {
         if (!unknown_.empty()) throw unknown_.front();
     }
 
-    // The special names found so far: the parsers of macros and loops ask which ones their bodies
+    // The special names found so far, from which the parsers of macros and loops take those that their bodies
     // use.
     struct SpecialNames {
         bool caller = false, varargs = false, kwargs = false, loop = false;
