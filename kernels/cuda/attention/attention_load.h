@@ -102,7 +102,7 @@ DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const 
 }
 
 // Unpacks a raw tile that has arrived for all threads: rows of cells from the cache are unpacked, rows that
-// make() writes are left alone, other rows become zeros. All threads of the block.
+// make() writes (attention_decode.cu) are left alone, other rows become zeros. All threads of the block.
 template <int kDim>
 DEVICE void unpack(const CachePages &pages, const ValueRange &values, int step, const CellRange &cells,
                    const unsigned char *raw, const Scales<kDim> &scales, unsigned char *to) {

@@ -314,7 +314,7 @@ Capture::~Capture() {
     cudaGraph_t recorded = nullptr;
     cudaStreamEndCapture(stream_->get().stream, &recorded);
     if (recorded) cudaGraphDestroy(recorded);
-    cudaGetLastError();  // the exception in flight reports the error
+    cudaGetLastError();  // clears the error: the exception in flight reports it
 }
 
 Graph Capture::end() {
