@@ -336,7 +336,7 @@ Opening opening_of(const ToolFormat &format, const ToolUse &tools, std::string_v
     const bool calls = (cursor.peek() == '\n' || cursor.peek() == '{') && tools.find(name);
     return {calls ? Opening::Kind::Call : Opening::Kind::None, 0};
 }
-// The end of the mark before text that begins at `at`; npos if none does.
+// The end of the mark before text that begins at `at`; npos if no such mark begins there.
 size_t behind_text_mark(const ToolFormat &format, std::string_view text, size_t at) {
     if (format.text_name.empty() || at == text.npos) return text.npos;
     Cursor cursor(text, at);
