@@ -50,7 +50,7 @@ const Bits &Masks::mask(StateId state) {
     if (machine_.accepts(state))
         for (const TokenId id : index_->ends()) set_bit(bits, id);
     if (std::all_of(bits.begin(), bits.end(), [](uint64_t word) { return word == 0; }))
-        throw GrammarLimit("no token of this model continues the text as the grammar allows here");
+        throw GrammarLimit("the grammar allows no token of this model's vocabulary here");
     return cache_.emplace(state, std::move(bits)).first->second;
 }
 

@@ -76,7 +76,7 @@ class Planner {
     void use(WeightId id, WeightUse as) {
         WeightUse &known = plan_.uses[static_cast<size_t>(id)];
         if (known != WeightUse::None && known != as)
-            refuse("a tensor that is a matrix and a vector (" + weight(id).name + ")");
+            refuse("a tensor used both as a matrix and as a vector (" + weight(id).name + ")");
         known = as;
     }
 
