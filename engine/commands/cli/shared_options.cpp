@@ -218,7 +218,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     }
     table
         .list("--dry-sequence-breaker,--dry-breaker", o.dry_breakers,
-              "DRY: repetitions end at this text; none: no such texts; replaces \\n : \" *; repeatable")
+              "DRY: a text that ends a repetition, in place of \\n : \" *; none: no such text; repeatable")
         .rare();
     table
         .add("--samplers,--sampling-seq,--sampler-seq", "ORDER",
