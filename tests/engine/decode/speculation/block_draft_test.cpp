@@ -51,7 +51,7 @@ struct Rig {
         : block_program(model::draft_block(file).value()),
           executor(keep_hidden_states(backend_on(device, threads), states), model::build(file).program,
                    {.context = kContext, .batch = batch, .sequences = 6}),
-          block(backend_on(device, threads), block_program, executor, states),
+          block(backend_on(device, threads), block_program, executor, states, 3),
           sampler(sampling_of(0), static_cast<int32_t>(kDraftVocab)) {}
 
     // The sequence has all tokens of the text but the last.
@@ -61,6 +61,26 @@ struct Rig {
         std::vector<TokenId> text = sequence.tokens();
         text.push_back(last);
         return source.draft(text, most, 0, sampler);
+    }
+    struct Asked {
+        const SingleSequence *sequence;
+        TokenId last;
+        int32_t most;
+    };
+    std::vector<Draft> draft_all(std::span<const Asked> asked) {
+        std::vector<BlockDraft> sources(asked.size(), BlockDraft(block, false));
+        std::vector<PendingDraft *> pending;
+        for (size_t i = 0; i < asked.size(); ++i) {
+            sources[i].follow(&asked[i].sequence->sequence().cache(), nullptr);
+            std::vector<TokenId> text = asked[i].sequence->tokens();
+            text.push_back(asked[i].last);
+            pending.push_back(sources[i].begin(text, asked[i].most, 0, sampler));
+            REQUIRE(pending.back());
+        }
+        draft_together(pending, nullptr);
+        std::vector<Draft> drafts;
+        for (BlockDraft &source : sources) drafts.push_back(source.finish());
+        return drafts;
     }
     MakeSpeculator speculators(int32_t branches) {
         return [this, branches] {
@@ -184,6 +204,54 @@ TEST_CASE("block draft: drafts are the same after any chunks, roll-backs, forks 
             const size_t known = shared.reuse(text);
             REQUIRE(shared.feed(std::span(text).subspan(known, 95 - known)));
             check(rig, shared);
+        }
+}
+
+TEST_CASE("block draft: drafts made together are those made alone, whatever the sequences share") {
+    for (const char *arch : {"glm4moe", "qwen35"})
+        for (uint32_t seed = 0; seed < 6; ++seed) {
+            CAPTURE(arch);
+            CAPTURE(seed);
+            const On device = seed < 5 ? On::Cpu : On::Gpu;
+            const DraftModel model(arch);
+            const gguf::File file = model.write();
+            std::mt19937 rng(seed);
+            // One rig drafts together, in chunks of three; the other one alone.
+            Rig rig(file, 2, 12 + static_cast<int32_t>(rng() % 30), device), other(file, 1, 48, device);
+            const std::vector<TokenId> text = text_of(40 + rng() % 40, seed);
+            SingleSequence first(rig.executor), first_alone(other.executor);
+            REQUIRE(first.feed(text));
+            REQUIRE(first_alone.feed(text));
+            std::vector<std::unique_ptr<SingleSequence>> together, alone;
+            for (size_t i = 0; i < 5; ++i) {
+                together.push_back(std::make_unique<SingleSequence>(first.sequence().fork()));
+                alone.push_back(std::make_unique<SingleSequence>(first_alone.sequence().fork()));
+            }
+            for (int round = 0; round < 3; ++round) {
+                CAPTURE(round);
+                std::vector<Rig::Asked> asked;
+                std::vector<Draft> expected;
+                for (size_t i = 0; i < together.size(); ++i) {
+                    if (rng() % 4 == 0) continue;  // this sequence catches up later
+                    if (rng() % 2) {
+                        const std::vector<TokenId> more =
+                            text_of(1 + rng() % 6, seed * 100 + static_cast<uint32_t>(i));
+                        REQUIRE(together[i]->feed(more));
+                        REQUIRE(alone[i]->feed(more));
+                    }
+                    const auto last = static_cast<TokenId>(rng() % kDraftVocab);
+                    const auto most = static_cast<int32_t>(1 + rng() % 7);
+                    asked.push_back({together[i].get(), last, most});
+                    expected.push_back(other.draft(*alone[i], last, most));
+                }
+                const std::vector<Draft> drafts = rig.draft_all(asked);
+                REQUIRE(drafts.size() == expected.size());
+                for (size_t i = 0; i < drafts.size(); ++i) {
+                    CHECK(drafts[i].tokens == expected[i].tokens);
+                    CHECK(drafts[i].probabilities == expected[i].probabilities);
+                    CHECK(drafts[i].tokens.size() == static_cast<size_t>(asked[i].most));
+                }
+            }
         }
 }
 
