@@ -121,7 +121,7 @@ struct Batch {
     std::span<const SequenceSpan> sequences;    // cover `tokens` in order, without gaps
     std::span<const int32_t> logit_rows;        // ascending indices into `tokens`: whose logits to compute
     const std::atomic<bool> *cancel = nullptr;  // checked between steps
-    // Index into Program::parts. The parts of a batch run in order, with no other batch in between.
+    // Index into Program::parts. They run in order, on the same batch, with no other batch in between.
     int32_t part = 0;
     // [logit_rows], or empty if no row has a mask. Only execute() with candidates reads them.
     std::span<const TokenMask> masks = {};

@@ -278,6 +278,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
         input_.upload(stream_, batch);
         scans_.upload(stream_, batch);
     }
+    assert(input_.holds(batch));
     tokens_ = static_cast<int32_t>(batch.tokens.size());
     const bool last = static_cast<size_t>(batch.part) + 1 == parts_.size();
     logit_rows_ = last && plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;

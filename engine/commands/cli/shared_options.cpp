@@ -143,7 +143,7 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
     table
         .choice("--mtp", o.mtp,
                 {{"auto", decode::Mtp::Auto}, {"on", decode::Mtp::On}, {"off", decode::Mtp::Off}},
-                "draft with the file's own next-token-prediction block, on the CPU; auto: if it has one")
+                "draft with the file's own next-token-prediction block; auto: if it has one")
         .or_alone("on");
     table
         .number("--self-draft", o.self_layers, whole_numbers(0, 4096),

@@ -114,4 +114,10 @@ void BatchInput::upload(Stream &stream, const Batch &batch) {
     }
 }
 
+bool BatchInput::holds(const Batch &batch) const {
+    const int32_t *all = host_.as<int32_t>();
+    return std::equal(batch.tokens.begin(), batch.tokens.end(), all) &&
+           std::equal(batch.logit_rows.begin(), batch.logit_rows.end(), all + 2 * max_tokens_);
+}
+
 }  // namespace runnel::kernels::cuda
