@@ -111,8 +111,8 @@ $(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $
 
 # The demo: without the CUDA code, even if nvcc exists, and with only the kernels for the instruction set that this
 # machine would choose. A fresh build would spend most of its time on headers that every file includes, so each folder is
-# compiled as one unit, with -O1 and precompiled headers outside of the kernels. demo_alone: files compiled alone, because another file of their
-# folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files.
+# compiled as one unit, with -O1 and precompiled headers outside of the kernels. demo_alone: files compiled alone, because
+# another file of their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files.
 demo_isas := $(filter $(isas),$(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo)))
 demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
 demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
