@@ -183,6 +183,15 @@ TEST_CASE("batch join: an incomplete shard is refused until it is resumed") {
     CHECK(pair.again() == pair.batch.all());
 }
 
+TEST_CASE("batch join: complete shards continue when the input has grown") {
+    Pair pair;
+    pair.batch.blank.resize(17);
+    pair.batch.run(pair.a, {1, 2}, {.resume = true});
+    CHECK(has(pair.again(), "different inputs (17 and 12 lines)"));
+    pair.batch.run(pair.b, {2, 2}, {.resume = true});
+    CHECK(pair.again() == pair.batch.all());
+}
+
 TEST_CASE("batch join: shards of other inputs, settings, versions and numbers are refused") {
     Pair pair;
     const auto replaced = [&](const Batch &other, const Shard &shard) {
