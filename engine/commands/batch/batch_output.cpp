@@ -286,4 +286,10 @@ void BatchOutput::close() {
     sync();
 }
 
+void BatchOutput::complete(const BatchEnd &end) {
+    if (!manifest_) return;
+    manifest_->append(end);
+    manifest_->sync();
+}
+
 }  // namespace runnel::commands

@@ -66,6 +66,7 @@ int BatchRun::loop() {
                  engine_, queue_, io_);
     if (explain_) io_.progress(explain_->text(queue_));
     expect_every_row(finished);
+    if (finished) output_.complete(input_.end());
     if (!finished) {
         note_stop();
         return exit_code::kInterrupted;
