@@ -92,6 +92,31 @@ TEST_CASE("house: the commands that generate hold flags and presentation only: u
 #if defined(__x86_64__) && defined(__GLIBC__) && \
     !defined(__SANITIZE_ADDRESS__)  // no such program with sanitizers
 // scripts/old_glibc.cpp replaces newer functions of glibc. The exit statuses show that exceptions are still caught.
+TEST_CASE(
+    "house: what is installed under a strict umask can be read by others, and its removal leaves nothing") {
+    namespace fs = std::filesystem;
+    const std::optional<std::string> program = runnel::testing::program_under_test();
+    REQUIRE(program);
+    const runnel::testing::TemporaryDirectory directory;
+    const std::string prefix = (directory / "a prefix").string();
+    const std::string word = runnel::testing::shell_word(prefix);
+    REQUIRE(std::system(("umask 077; scripts/install " + runnel::testing::shell_word(*program) + " " + word +
+                         " >/dev/null")
+                            .c_str()) == 0);
+    size_t files = 0;
+    for (const auto &entry : fs::recursive_directory_iterator(prefix)) {
+        CAPTURE(entry.path());
+        const fs::perms wanted =
+            entry.is_directory() || entry.path().filename() == "runnel" ? fs::perms{0755} : fs::perms{0644};
+        CHECK((entry.status().permissions() & wanted) == wanted);
+        files += entry.is_regular_file();
+    }
+    CHECK(files >= 8);
+    REQUIRE(std::system(("scripts/install --remove " + word).c_str()) == 0);
+    CHECK(!fs::exists(prefix + "/bin"));
+    CHECK(!fs::exists(prefix + "/share"));
+}
+
 TEST_CASE("house: the program of make dist needs no newer glibc than 2.31, and runs as the other does") {
     const std::optional<std::string> path = runnel::testing::program_under_test();
     REQUIRE(path);

@@ -103,7 +103,9 @@ int merge_model(const SplitOptions &options, Io &io) {
     const int code = copy(source, std::vector<size_t>(source.tensors().size()), destination, "merging", io);
     if (code == exit_code::kDone)
         io.note(shown(destination) + ": " + std::to_string(source.parts()) + " parts, " +
-                std::to_string(source.tensors().size()) + " tensors, " + size_text(tensor_bytes(source)));
+                std::to_string(source.tensors().size()) +
+                (source.tensors().size() == 1 ? " tensor, " : " tensors, ") +
+                size_text(tensor_bytes(source)));
     return code;
 }
 

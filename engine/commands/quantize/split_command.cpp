@@ -35,7 +35,9 @@ Command split_command() {
     table.add("--size", "SIZE",
               "tensor data per part at most, as 800M or 4G; a larger tensor is a part of its own",
               [o, size](const std::string &text) {
-                  o->limits.bytes = static_cast<uint64_t>(byte_size(text, int64_t{1} << 50));
+                  const int64_t bytes = byte_size(text, int64_t{1} << 50);
+                  if (bytes == 0) throw ValueError("more than 0");
+                  o->limits.bytes = static_cast<uint64_t>(bytes);
                   *size = true;
               });
     table.add("--tensors", "N", "tensors per part at most", [o, size](const std::string &text) {

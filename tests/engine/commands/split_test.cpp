@@ -197,6 +197,7 @@ TEST_CASE("split, merge: a request that would lose a file or do nothing is refus
         CHECK(r.err.find(why) != r.err.npos);
     };
     refused({"split", model}, "--size SIZE or --tensors N");
+    refused({"split", model, "--size", "0"}, "--size: more than 0, not '0'");
     refused({"split", model, "--size", "1T"}, "nothing to split");
     refused({"split", model, "--tensors", "0"}, "--tensors");
     refused({"merge", model}, "nothing to merge");
