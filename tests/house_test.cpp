@@ -106,8 +106,9 @@ TEST_CASE(
     size_t files = 0;
     for (const auto &entry : fs::recursive_directory_iterator(prefix)) {
         CAPTURE(entry.path());
-        const fs::perms wanted =
-            entry.is_directory() || entry.path().filename() == "runnel" ? fs::perms{0755} : fs::perms{0644};
+        const fs::perms wanted = entry.is_directory() || entry.path().parent_path().filename() == "bin"
+                                     ? fs::perms{0755}
+                                     : fs::perms{0644};
         CHECK((entry.status().permissions() & wanted) == wanted);
         files += entry.is_regular_file();
     }

@@ -26,6 +26,8 @@ constexpr const char *kTitles[] = {"Speed",
                                    "Requests at random times",
                                    "What attention costs",
                                    "Pages of the KV cache",
+                                   "Reservation and pages",
+                                   "Two models in turns",
                                    "Drafts as a timeline",
                                    "Attention",
                                    "One head"};

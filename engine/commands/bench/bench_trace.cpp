@@ -192,7 +192,8 @@ int bench_trace(const BenchOptions &options, const ExhibitOptions &exhibit, Io &
                   .page = static_cast<int32_t>(kPage)};
     const int64_t size = options.model.cache.size;
     all.memory.cells =
-        (size > 0 ? size / static_cast<int64_t>(all.cell_bytes) : 8 * all.memory.context) / kPage * kPage;
+        (size > 0 ? size / static_cast<int64_t>(all.cell_bytes) : 8 * all.memory.context + kPage - 1) /
+        kPage * kPage;
     if (all.memory.cells < kPage)
         throw UsageError(format("--cache-size is less than a page of %lld cells: %s",
                                 static_cast<long long>(kPage),

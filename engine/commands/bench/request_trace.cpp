@@ -133,7 +133,7 @@ class CsvColumns {
             const auto found = time_of(cells[0]);
             if (!found)
                 throw BadLine("the arrival is neither a number nor a date such as 2023-11-16 18:15:46.68");
-            request.arrival = *found;
+            request.arrival = seconds(*found);
         }
         request.prompt = value(1, "the prompt's tokens");
         request.answer = value(2, "the answer's tokens");

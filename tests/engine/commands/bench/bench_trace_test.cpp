@@ -157,7 +157,7 @@ TEST_CASE("bench --trace: a hand-computed replay, the picture, and what it refus
     };
     const auto bench = [](std::vector<std::string> arguments) {
         arguments.insert(arguments.begin(), {"bench", tiny().path.string()});
-        return runnel(arguments);
+        return runnel_with(arguments);
     };
     // Two requests at a time in 4 pages of 32: contexts of 128 fit once, pages twice.
     const std::string csv =
