@@ -36,6 +36,7 @@ Command split_command() {
               "tensor data per part at most, as 800M or 4G; a larger tensor is a part of its own",
               [o, size](const std::string &text) {
                   o->limits.bytes = static_cast<uint64_t>(byte_size(text, int64_t{1} << 50));
+                  if (o->limits.bytes == 0) throw UsageError("--size: a part cannot hold 0 bytes");
                   *size = true;
               });
     table.add("--tensors", "N", "tensors per part at most", [o, size](const std::string &text) {

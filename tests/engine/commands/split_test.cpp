@@ -199,6 +199,7 @@ TEST_CASE("split, merge: what would lose a file or do nothing is refused") {
     refused({"split", model}, "--size SIZE or --tensors N");
     refused({"split", model, "--size", "1T"}, "nothing to split");
     refused({"split", model, "--tensors", "0"}, "--tensors");
+    refused({"split", model, "--size", "0"}, "--size");
     refused({"merge", model}, "nothing to merge");
     REQUIRE(runnel_with({"split", model, "--tensors", "9"}).code == 0);
     const std::vector<std::string> names = names_in(directory.path());
