@@ -64,8 +64,8 @@ fs::path prompts_folder() {
     const fs::path folder = home / "runnel" / "prompts";
     std::error_code error;
     fs::create_directories(folder.parent_path(), error);
-    mkdir(folder.c_str(),
-          0700);  // closed from the start: a process may be killed, or another may look, at any moment
+    // Closed from the start: the process may be killed, and others may look, at any moment.
+    mkdir(folder.c_str(), 0700);
     return fs::is_directory(folder, error) ? folder : fs::path();
 }
 
