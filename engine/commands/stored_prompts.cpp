@@ -63,7 +63,9 @@ fs::path prompts_folder() {
     if (home.empty()) return {};
     const fs::path folder = home / "runnel" / "prompts";
     std::error_code error;
-    if (fs::create_directories(folder, error)) fs::permissions(folder, fs::perms::owner_all, error);
+    fs::create_directories(folder.parent_path(), error);
+    // Closed from the start: the process may be killed, and others may look, at any moment.
+    mkdir(folder.c_str(), 0700);
     return fs::is_directory(folder, error) ? folder : fs::path();
 }
 

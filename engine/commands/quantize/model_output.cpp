@@ -34,6 +34,17 @@ void check_destination(const fs::path &path, const gguf::File &source, bool over
         throw UsageError(shown + ": exists already; --overwrite replaces it");
 }
 
+void check_padding(const gguf::File &source) {
+    constexpr uint64_t kAlways = uint64_t{64} << 20;
+    uint64_t padding = 0;
+    for (const gguf::Tensor &tensor : source.tensors())
+        padding += (source.alignment() - tensor.bytes % source.alignment()) % source.alignment();
+    if (padding > source.file_bytes() + kAlways)
+        throw gguf::FileError(gguf::printable(source.path().native(), 4096) + ": general.alignment is " +
+                              std::to_string(source.alignment()) + ", which would add " + size_text(padding) +
+                              " of zeros");
+}
+
 void check_space(uint64_t bytes, const fs::path &destination) {
     constexpr uint64_t kMetadata = uint64_t{16} << 20;
     const fs::path folder = fs::absolute(destination).parent_path();

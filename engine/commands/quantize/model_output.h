@@ -18,6 +18,9 @@ std::string model_stem(const gguf::File &model);
 
 // Throws UsageError if the path is a folder, the source itself, or exists without --overwrite.
 void check_destination(const std::filesystem::path &path, const gguf::File &source, bool overwrite);
+// Throws gguf::FileError if the alignment of the first part makes a copy much larger than the source: tensors of other parts
+// may lie closer together, and a hostile set of a few KiB would fill the disk with zeros.
+void check_padding(const gguf::File &source);
 // Throws OutputError if the disk has less room than `bytes` of tensor data need.
 void check_space(uint64_t bytes, const std::filesystem::path &destination);
 

@@ -61,6 +61,7 @@ uint64_t tensor_bytes(const gguf::File &source) {
 int copy(const gguf::File &source, const std::vector<size_t> &parts, const fs::path &destination,
          std::string_view verb, Io &io) {
     const uint64_t bytes = tensor_bytes(source);
+    check_padding(source);
     check_space(bytes, destination);
     return with_bar(verb, bytes, io, [&](const std::function<bool(uint64_t)> &progress) {
         return quantize::copy_model(source, parts, destination, {.overwrite = io.overwrite}, progress);

@@ -227,6 +227,35 @@ TEST_CASE("split, merge: a request that would lose a file or do nothing is refus
     CHECK_FALSE(fs::exists(directory / "x"));
 }
 
+TEST_CASE("merge: an alignment that would fill the disk with zeros is refused") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const auto part = [&](int number, uint32_t alignment, int tensors) {
+        gguf::Writer writer(alignment);
+        writer.add("split.no", static_cast<uint16_t>(number));
+        writer.add("split.count", uint16_t{2});
+        const std::vector<std::byte> data(32);
+        const int64_t shape[] = {8};
+        for (int i = 0; i < tensors; ++i) writer.add_tensor("t" + std::to_string(i), gguf::Type::F32, shape);
+        writer.start(directory / ("p" + gguf::part_ending(number, 2)), {.overwrite = true});
+        for (int i = 0; i < tensors; ++i) writer.write(data);
+        writer.finish();
+    };
+    part(1, 32, 40);
+    const std::vector<std::string> words{"merge", directory / "p-00001-of-00002.gguf", "-o",
+                                         directory / "one"};
+    part(0, 1 << 22, 0);  // 160 MiB
+    const Result r = runnel_with(words);
+    CHECK(r.code == 3);
+    check_message(r);
+    CHECK(r.err.find("general.alignment is 4194304") != r.err.npos);
+    CHECK_FALSE(fs::exists(directory / "one"));
+    part(0, 4096, 0);
+    CHECK(runnel_with(words).code == 0);
+    check_same_tensors(gguf::File::open(directory / "p-00001-of-00002.gguf"),
+                       gguf::File::open(directory / "one"));
+}
+
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer must be the first library
 
 TEST_CASE("split, merge: a full disk and a failing rename leave nothing behind") {

@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/commands/stored_prompts.h"
 #include "tests/engine/commands/models/hub_server.h"
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/data.h"
@@ -247,6 +250,34 @@ TEST_CASE("--prompt-cache auto: kill -9 at any moment leaves what the next run c
     CHECK(home.counted(home.asking("Who is it?"), numbers).out == plain.out);
     CHECK(numbers["prefill_tokens"] <= 32);
     CHECK(numbers["stored_prompts"]["damaged_files"] == 0);
+}
+
+TEST_CASE("--prompt-cache auto: the folder is closed to others from the moment it appears") {
+    const TemporaryDirectory directory;
+    const fs::path folder = directory / "cache/runnel/prompts";
+    const char *old = std::getenv("XDG_CACHE_HOME");
+    const std::string before = old ? old : "";
+    setenv("XDG_CACHE_HOME", (directory / "cache").c_str(), 1);
+    std::atomic<bool> stop = false;
+    std::atomic<int> seen = 0, open_to_others = 0;
+    std::thread watcher([&] {
+        struct stat status {};
+        while (!stop) {
+            if (stat(folder.c_str(), &status) != 0) continue;
+            ++seen;
+            if ((status.st_mode & 077) != 0) ++open_to_others;
+        }
+    });
+    for (int i = 0; i < 3000; ++i) {
+        const bool is_made = runnel::commands::prompts_folder() == folder;
+        fs::remove(folder);
+        if (!is_made) break;
+    }
+    stop = true;
+    watcher.join();
+    old ? setenv("XDG_CACHE_HOME", before.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
+    CHECK(seen > 0);
+    CHECK(open_to_others == 0);
 }
 
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer must be the first library
