@@ -124,8 +124,9 @@ std::string table(const TraceReplay &all, const std::string &file) {
 
 Plot plot_of(const TraceReplay &all) {
     Plot plot;
-    plot.title = format("Pages run %.3g requests at a time, reserved contexts %.3g",
-                        all.replays.back().result.mean_running(), all.replays.front().result.mean_running());
+    plot.title = format("With %lld cells, pages run %.3g requests at a time, reserved contexts %.3g",
+                        static_cast<long long>(all.memory.cells), all.replays.back().result.mean_running(),
+                        all.replays.front().result.mean_running());
     plot.x = {"cells of the KV cache", true};
     plot.y = {"requests at a time, mean", false};
     for (const Replayed &one : all.replays) {
