@@ -190,11 +190,11 @@ class Replay {
         result_.running += static_cast<int64_t>(running_.size());
         result_.most_running = std::max(result_.most_running, static_cast<int32_t>(running_.size()));
         if (all_held > result_.most_held) result_.most_held = all_held, fullest_step_ = result_.steps;
-        result_.all += memory_.cells;
-        result_.used += used;
-        result_.saved += saved;
-        result_.internal_waste += all_held - used;
-        if (blocked) result_.external_waste += memory_.cells - all_held;
+        result_.all += static_cast<double>(memory_.cells);
+        result_.used += static_cast<double>(used);
+        result_.saved += static_cast<double>(saved);
+        result_.internal_waste += static_cast<double>(all_held - used);
+        if (blocked) result_.external_waste += static_cast<double>(memory_.cells - all_held);
     }
 
     void finish() {

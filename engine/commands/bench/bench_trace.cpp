@@ -109,14 +109,15 @@ std::string table(const TraceReplay &all, const std::string &file) {
     text += "\n" + replay_header();
     for (const Replayed &one : all.replays) text += replay_row(one.how, one.result);
     text += replay_legend();
-    text += format("\nwith steps of %g ms     busy, s   wait, mean s   preemptions   shared, of the memory\n",
-                   all.step_ms);
+    text += format("\n%-22s%12s%15s%14s%12s\n", format("steps of %g ms", all.step_ms).c_str(), "busy, s",
+                   "wait, mean s", "preemptions", "shared");
     for (const Replayed &one : all.replays)
         text +=
-            format("%-22s%11.1f%15.2f%14lld%23.1f%%\n", name_of(one.how),
+            format("%-22s%12.1f%15.2f%14lld%11.1f%%\n", name_of(one.how),
                    all.seconds(static_cast<double>(one.result.steps)), all.mean_wait(one.result),
                    static_cast<long long>(one.result.preemptions), 100 * one.result.share(one.result.saved));
-    text += "wait: from a request's arrival to its first step; shared: further cells without sharing\n";
+    text += "wait: from a request's arrival to its first step\n";
+    text += "shared: further cells that it would hold without sharing, of the memory\n";
     const bool ascii = plot_size().ascii;
     for (const Replayed *one : {&all.replays.front(), &all.replays.back()}) text += map_of(all, *one, ascii);
     return text;

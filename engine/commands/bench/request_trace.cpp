@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <span>
 
 #include "engine/commands/io.h"
@@ -234,10 +235,14 @@ class JsonLine {
         trace.has_beginnings = true;
         const auto pages = static_cast<size_t>(request.prompt / page_);
         const auto each = static_cast<uint64_t>(kTokensOfHash / page_);
+        std::set<uint64_t> known;
         for (const Json &hash : *hashes) {
             if (!hash.is_number_integer()) throw BadLine("\"hash_ids\" has an entry that is no whole number");
+            const auto id = hash.get<uint64_t>();
+            if (!known.insert(id).second)
+                return;  // an id stands for all tokens before it: it cannot come again
             for (uint64_t i = 0; i < each && request.beginning.size() < pages; ++i)
-                request.beginning.push_back(hash.get<uint64_t>() * each + i);
+                request.beginning.push_back(id * each + i);
         }
     }
 

@@ -163,8 +163,9 @@ PagingReplay naive_shared(const std::vector<PagingRequest> &requests, const Pagi
         r.most_held = std::max(r.most_held, held() * memory.page);
         int64_t without = 0, cells = 0;
         for (const One &one : running) without += pages(one.cells), cells += one.cells;
-        r.saved += (without - held()) * memory.page;
-        r.used += cells - (without - held()) * memory.page;
+        const int64_t saved = (without - held()) * memory.page;
+        r.saved += static_cast<double>(saved);
+        r.used += static_cast<double>(cells - saved);
         std::erase_if(running, [&](const One &one) {
             return one.cells == requests[one.request].prompt + requests[one.request].answer;
         });

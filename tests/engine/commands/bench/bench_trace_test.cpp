@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "engine/commands/bench/request_trace.h"
 #include "engine/commands/io.h"
@@ -70,6 +71,11 @@ TEST_CASE("request trace: JSON lines of Mooncake, of answers, and of prompts") {
     CHECK(first.beginning.size() == 150);   // full pages of 4 in 600
     CHECK(second.beginning.size() == 257);  // the last page of 1,030 is not full
     for (size_t i = 0; i < 150; ++i) CHECK((first.beginning[i] == second.beginning[i]) == (i < 128));
+
+    // An id that comes again ends what is known of the beginning.
+    CHECK(parse(R"({"input_length": 2000, "output_length": 1, "hash_ids": [7, 5, 7, 8]})")
+              .requests[0]
+              .beginning.size() == 256);
 
     const RequestTrace answers = parse(
         R"({"line": 1, "prompt_tokens": 4, "completion_tokens": 3, "text": "x"})"
@@ -231,6 +237,14 @@ TEST_CASE("bench --trace: a hand-computed replay, the picture, and what it refus
     for (const char *part : {"6 requests of ", "pages, shared", "shared by several", "wait, mean s", "SSS"})
         CHECK(shown.out.find(part) != std::string::npos);
     CHECK(shown.out.find("\xe2") == std::string::npos);
+    std::istringstream lines(shown.out);
+    for (std::string line; std::getline(lines, line);)
+        if (line.find(jsonl) == std::string::npos) CHECK(line.size() <= 80);
+    const Result huge =
+        bench({"--trace", file("many.csv", "prompt_tokens,completion_tokens\n1,9000\n9,9000\n"), "-c", "16k",
+               "--cache-size", "1048576G", "--parallel", "1", "--json"});
+    REQUIRE(huge.code == 0);
+    CHECK(json::parse(huge.out)["replays"][0]["used"].get<double>() > 0);
 
     CHECK(bench({"--trace", "absent.csv"}).code == 2);
     CHECK(bench({"--trace", file("bad.csv", "x\n")}).code == 5);
