@@ -22,7 +22,7 @@ V ?= 0
 ifeq ($(V),0)
 Q := @
 said :=
-expected = $(if $(from_scratch),/$(words $(filter %.o,$(expected_objects))))
+expected = $(if $(from_scratch),/$(words link $(filter %.o,$(expected_objects))))
 say = @$(eval said += x)printf '  [%3s$(expected)] %s\n' $(words $(said)) '$(1)';
 endif
 
@@ -61,7 +61,7 @@ endif
 ifneq ($(NVCC),)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 # -fmad=false: the same as -ffp-contract=off. PTX of the newest architecture in the list serves later ones, except that
-# of sm_75: its versions of kernels are chosen by the device at launch, so no other device may run them.
+# of sm_75, whose versions of kernels are chosen by the device at launch, so that no other device may run them.
 cuda_arch = -gencode arch=compute_$(1),code=sm_$(1)
 newest_arch = $(shell printf '%s\n' $(CUDA_ARCHS) | sort -n | tail -n 1)
 gencode = $(if $(filter native,$(CUDA_ARCHS)),-arch=native,$(foreach a,$(CUDA_ARCHS),$(call cuda_arch,$(a))) \
@@ -110,9 +110,9 @@ $(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS) $(dist_libraries)
 
 # The demo: without the CUDA code, even if nvcc exists, and with only the kernels for the instruction set that this
-# machine would choose. From nothing, most of the time would go into headers that every file includes, so each folder is
-# compiled as one unit, with -O1 outside of the kernels. demo_alone: files that define a name twice with others of their
-# folder; "redefinition" in a unit means that another belongs there.
+# machine would choose. A fresh build would spend most of its time on headers that every file includes, so each folder is
+# compiled as one unit, with -O1 and precompiled headers outside of the kernels. demo_alone: files compiled alone, because
+# another file of their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files.
 demo_isas := $(filter $(isas),$(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo)))
 demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
 demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
@@ -125,17 +125,32 @@ demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
     chat/chat_tools.cpp),$(demo_sources))
 demo_folders := $(patsubst %/,%,$(sort $(dir $(filter-out kernels/cpu/%,$(demo_sources)))))
 demo_units := $(demo_folders:%=$(BUILD)/demo/%.o)
-demo_objects := $(demo_units) $(patsubst %.cpp,$(BUILD)/obj/%.o,$(demo_alone) main.cpp kernels/cuda/devices_absent.cpp)
+# Scalar kernels are not chosen where there are others.
+demo_scalar := $(if $(demo_isas),$(filter kernels/cpu/%_scalar.cpp,$(demo_alone)))
+demo_objects := $(demo_units) $(demo_scalar:%.cpp=$(BUILD)/demo/%.o) \
+  $(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter-out $(demo_scalar),$(demo_alone)) main.cpp kernels/cuda/devices_absent.cpp)
+# The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that.
+demo_flags = $(patsubst -O3,-O1,$(filter-out $(WARN),$(CXXFLAGS))) -w $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=400000)
+# Not with ccache, which would have to be told to accept precompiled headers.
+demo_headers := $(if $(findstring ccache,$(CXX)),,$(BUILD)/demo/headers.h.gch)
 unit_files = $(filter-out $(demo_alone),$(wildcard $(1)/*.cpp))
 
 $(BUILD)/runnel-cpu: $(demo_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 .SECONDEXPANSION:
-$(demo_units): $(BUILD)/demo/%.o: $$(call unit_files,$$*) Makefile | setup
+$(demo_headers): Makefile | setup
+	@mkdir -p $(@D)
+	@printf '#include <%s>\n' algorithm chrono filesystem fstream functional map memory mutex nlohmann/json.hpp optional set \
+	  span string thread unordered_map variant vector >$(@:.gch=)
+	$(Q)$(CXX) $(demo_flags) -x c++-header -o $@ $(@:.gch=)
+$(demo_units): $(BUILD)/demo/%.o: $$(call unit_files,$$*) Makefile $(demo_headers) | setup
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
-	$(call say,$*/*.cpp)$(CXX) $(patsubst -O3,-O1,$(filter-out $(WARN),$(CXXFLAGS))) -w -MMD -MP -c -o $@ $(@:.o=.cpp)
+	$(call say,$*/*.cpp)$(CXX) $(demo_flags) $(demo_headers:%.gch=-include %) -MMD -MP -c -o $@ $(@:.o=.cpp)
+$(demo_scalar:%.cpp=$(BUILD)/demo/%.o): $(BUILD)/demo/%.o: %.cpp Makefile | setup
+	@mkdir -p $(@D)
+	$(call say,$<)$(CXX) $(demo_flags) -MMD -MP -c -o $@ $<
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
@@ -166,7 +181,7 @@ $(BUILD)/fault.so: tests/fault/fault.c Makefile
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUILD)/fault.so
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
-# The thread pool's cases alone, for ThreadSanitizer, which runs the demo's objects.
+# The thread pool's test cases alone, linked with the demo's objects, for ThreadSanitizer.
 $(BUILD)/pool-tests: $(BUILD)/obj/tests/main.o $(BUILD)/obj/tests/kernels/cpu/pool_test.o $(BUILD)/obj/tests/support/mcp_server.o \
   $(filter-out %/main.o,$(demo_objects))
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -264,9 +279,9 @@ asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
-# The program has the sanitizer, because the cases start it, and so have the thread pool's own tests. A race ends either
-# with code 66, which no case accepts. The program is the demo's, built in half the time: so CI also sees that each of its
-# folders compiles as one unit. The sample (CI): runs, batches and chats of every kind, once each.
+# The program, which the test cases start, and the thread pool's tests are built with the sanitizer; a race ends them with
+# code 66, which no case accepts. They are built as the demo is, in half the time, so that CI also checks that each folder
+# compiles as one unit. tsan-sample (CI): runs, batches and chats of every kind, once each.
 tsan_sample := batch: bytes do not depend on *,batch: every row gets *,batch: an answer comes before *,batch: Ctrl-C*
 tsan_sample := $(tsan_sample),chat: messages that were undone *,chat: Ctrl-C*,chat: at a terminal*,run: --samples*,run: stop strings*
 tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: a full disk*
@@ -313,7 +328,7 @@ uninstall:
 dist: $(BUILD)/runnel-dist
 	@scripts/dist $(BUILD) $(commit)
 
-# For the check that the CPU-only build is complete: make BUILD=build-cpu NVCC= all
+# To check that the build without CUDA is complete: make BUILD=build-cpu NVCC= all
 lint:
 	@command -v clang-format >/dev/null || scripts/setup --lint
 	scripts/lint

@@ -12,7 +12,7 @@
 
 namespace runnel::gguf {
 
-// One weight per byte, the first in the lowest.
+// Each entry holds one weight per byte, the first in the lowest byte.
 extern const std::array<uint64_t, 256> kGridIQ2_XXS;
 extern const std::array<uint64_t, 512> kGridIQ2_XS;
 extern const std::array<uint64_t, 1024> kGridIQ2_S;
@@ -31,11 +31,11 @@ constexpr uint8_t eight_signs(uint32_t seven) {
 // value = d * (2 s + 1) / 8 * grid * sign. A group is 64 bits: four entries in the low bytes, then from bit 32 on
 // four times seven signs (eight_signs) and s.
 struct BlockIQ2_XXS { uint16_t d; uint16_t qs[32]; };
-// As IQ2_XXS; an entry in the low 9 bits of each of qs, seven signs in the rest; s per 16 weights, in nibbles.
+// As IQ2_XXS, but each of qs holds an entry in its low 9 bits and seven signs above; scales: a nibble s per 16 weights.
 struct BlockIQ2_XS { uint16_t d; uint16_t qs[32]; uint8_t scales[8]; };
 // As IQ2_XS; qh has two more bits for each entry, a byte per group; all eight signs of an entry are stored.
 struct BlockIQ2_S { uint16_t d; uint8_t qs[32]; uint8_t signs[32]; uint8_t qh[8]; uint8_t scales[8]; };
-// value = d * (2 s + 1) / 4 * grid * sign; 32 bits per group hold four times seven signs and s.
+// value = d * (2 s + 1) / 4 * grid * sign; signs_scale has 32 bits per group: four times seven signs, then s.
 struct BlockIQ3_XXS { uint16_t d; uint8_t qs[64]; uint8_t signs_scale[32]; };
 // value = d * (2 s + 1) * grid * sign; bit k of a group's qh is bit 8 of entry k; s per group, in nibbles.
 struct BlockIQ3_S { uint16_t d; uint8_t qs[64]; uint8_t qh[8]; uint8_t signs[32]; uint8_t scales[4]; };

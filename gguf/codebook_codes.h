@@ -1,6 +1,5 @@
-// Written by scripts/codebooks. The entries of the codebooks (codebook.h), each as a number: its
-// weights as indices into the book's levels, two bits each for eight weights, or three bits each for
-// four, from the lowest bits on.
+// Written by scripts/codebooks. The entries of the codebooks (codebook.h). Each packs the indices of its weights into
+// the book's levels, lowest bits first: two bits for each of eight weights, or three bits for each of four.
 #pragma once
 
 #include <cstdint>

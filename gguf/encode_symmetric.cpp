@@ -142,7 +142,7 @@ class Block {
     int clamp_l(int l) const { return std::clamp(l, lo_, hi_); }
 
     struct Improved {
-        float gain, d;  // over all groups with the present d; the d that fits best now
+        float gain, d;  // the gain over all groups with the present d; the d that fits best now
     };
     // Moves every l to the better of itself and its neighbors.
     Improved improve_l() {

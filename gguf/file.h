@@ -35,7 +35,7 @@ class FileError : public std::runtime_error {
     bool missing;
 };
 
-// The end of the name of a part of a split set, numbered from 0: part_ending(1, 7) is "-00002-of-00007.gguf".
+// How the file name of part `number` (from 0) of `count` ends: part_ending(1, 7) is "-00002-of-00007.gguf".
 std::string part_ending(int64_t number, int64_t count);
 
 struct Tensor {

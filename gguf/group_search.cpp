@@ -5,7 +5,7 @@
 namespace runnel::gguf {
 
 #if defined(__x86_64__)
-// What the flags of *_avx2.cpp and *_avx512.cpp let the compiler use.
+// These check for every CPU feature that the compiler may use in *_avx2.cpp and *_avx512.cpp.
 const GroupSearch *group_search_avx2() {
     const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");

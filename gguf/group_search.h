@@ -46,7 +46,7 @@ struct GroupSearch {
     void (*from_f16)(const std::byte *numbers, float *out, int64_t n);
 };
 
-// The best that this processor runs, and each of them; null if the processor lacks its instructions.
+// The first returns the fastest that this processor supports. The last two return null if it lacks their instructions.
 const GroupSearch &group_search();
 const GroupSearch &group_search_scalar();
 const GroupSearch *group_search_avx2();

@@ -253,8 +253,8 @@ struct Search {
             symmetric_batch(Batch(groups, first), top, levels, scales);
     }
 
-    // One round of coordinate descent: `level` moves where that lowers the error. A lane takes part if its sums
-    // without this value are positive: of xl, and with `both` of ll too.
+    // One step of coordinate descent: changes `level` in the lanes of `part` where that lowers the error. Skips lanes
+    // where xl without this value (with `both`, xl or ll) is not positive.
     template <class Move>
     static I descend_value(F w, F x, I &level, Products &sums, I part, bool both, Move move) {
         const F was = to_float(level);

@@ -1,4 +1,4 @@
-// Four lanes: what every 64-bit processor has.
+// Four lanes, which every 64-bit processor has.
 #include "gguf/group_search_body.h"
 #include "gguf/group_search_tables.h"
 

@@ -58,7 +58,7 @@ void forget_pages(std::span<const std::byte> bytes) {
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto begin = reinterpret_cast<uintptr_t>(bytes.data());
     const uintptr_t first = (begin + page - 1) / page * page, last = (begin + bytes.size()) / page * page;
-    // (Advice: if the kernel refuses, nothing is wrong.)
+    // (madvise() is only a hint, so its failure is ignored.)
     if (first < last) madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
 }
 

@@ -27,8 +27,8 @@ class Mapping {
     std::span<const std::byte> bytes_;
 };
 
-// Takes the whole pages of a part of a Mapping out of this process's memory. They are read again when they are touched.
-// For readers that need each byte once: memory then does not grow with the file.
+// Drops the pages that lie wholly in `bytes`, a part of a Mapping, from this process's memory; an access reads them
+// again. For code that reads each byte once: its memory then does not grow with the file.
 void forget_pages(std::span<const std::byte> bytes);
 
 }  // namespace runnel::gguf

@@ -12,7 +12,7 @@ namespace runnel::gguf {
 namespace {
 
 constexpr std::string_view kMagic = "GGUF";
-// Far beyond any real file. A damaged count must not make the parser collect nonsense from gigabytes of weights.
+// Far beyond any real file. A damaged count must not make the parser read gigabytes of weights as entries.
 constexpr uint64_t kMaxKeyValues = 1 << 16, kMaxTensors = 1 << 20;
 constexpr uint64_t kFirstReserve = 4096;  // most entries reserved before any is read
 constexpr uint64_t kMaxName = 65535;      // of a key or a tensor, as the specification limits keys

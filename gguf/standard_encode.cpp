@@ -186,7 +186,7 @@ std::array<AffineSuperBlock<kGroups, kTop, kLimit>, kEncodeBatch> search_super_b
     return supers;
 }
 
-// Everything but the levels, which are 0 then.
+// Writes the block's scales and minimums, and zeros for its levels.
 template <class Super, class Block>
 void write_head(const Super &super, Block &block) {
     block = {};

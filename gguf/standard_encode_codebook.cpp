@@ -1,5 +1,5 @@
-// IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: groups of weights with a scale; each eight or four of them are an entry
-// of a codebook, with separate signs.
+// IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: groups of weights with a scale. The magnitudes of every eight or four weights
+// are an entry of a codebook; signs are stored separately.
 //
 // A group's scale is searched: for each candidate, magnitudes are rounded to odd numbers (2 level + 1),
 // points that are not entries move to the neighbor with the smallest weighted error, and the least-squares

@@ -2,7 +2,7 @@
 //
 // The values of a group are sorted; the smallest become -1, the largest 1. All such splits are tried, with both
 // shifts (for IQ1_M of each half of the group), and the one with the least error at its best scale is kept.
-// Then each eight levels become an entry of the codebook.
+// Then every eight levels are replaced by an entry of the codebook.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -38,7 +38,7 @@ float twice_mean_square(Values x) {
     return 2 * squares / kSuperBlock;
 }
 
-// The places of the values of `x`, from the smallest value to the largest; equal ones in their order.
+// The indices of `x` sorted by value, ascending; equal values keep their order.
 template <int kCount>
 void sort_places(Values x, int (&places)[kCount]) {
     std::iota(std::begin(places), std::end(places), 0);

@@ -35,7 +35,7 @@ std::string_view name(ValueType type) noexcept;
 // Bytes of a value of a fixed-size type; 0 for strings and arrays.
 uint32_t fixed_size(ValueType type) noexcept;
 
-// Arrays may hold arrays, this deep at most.
+// The deepest nesting of arrays.
 inline constexpr int kMaxArrayDepth = 8;
 
 // Cheap to copy; valid as long as the bytes that it points to (its File).

@@ -92,7 +92,7 @@ class Writer {
         add(key, Array(numbers));
     }
     void add(std::string_view key, std::span<const std::string_view> strings);
-    void add(std::string_view key, const Value &value);  // any value of another file, including nested arrays
+    void add(std::string_view key, const Value &value);  // a value read from a file, nested arrays included
     bool has(std::string_view key) const;
 
     // Adds a tensor; shape fastest first, 0..4 dimensions. Throws std::logic_error for a duplicate name, for
@@ -102,7 +102,7 @@ class Writer {
         add_tensor(name, type, std::span(shape.begin(), shape.size()));
     }
 
-    // The size of the whole file, if nothing is added any more.
+    // The size of the whole file if nothing more is added.
     uint64_t file_bytes() const;
 
     // Throw WriteError; std::logic_error if called out of order, if a piece extends beyond the end of its

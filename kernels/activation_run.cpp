@@ -25,7 +25,7 @@ std::span<const float> floats_of(const Program &program, WeightId id) {
 
 }  // namespace
 
-// Computes gate and up of single experts as ordinary steps, with a program part for each expert of each step.
+// Computes the inputs of the down matrices of single experts as ordinary steps: one program part per step and expert.
 class ActivationRun::HiddenOfExperts {
   public:
     HiddenOfExperts(const Program &program, const Device &device, int32_t context) : program_(program) {
@@ -57,7 +57,7 @@ class ActivationRun::HiddenOfExperts {
         experts_.slots.push_back({"", width});
         return static_cast<Slot>(experts_.slots.size() - 1);
     }
-    // Rows [first, first + rows) of one expert's matrix, or of its bias.
+    // Rows [first, first + rows) of one expert's matrix.
     WeightId slice(WeightId id, size_t expert, int64_t first, int64_t rows) {
         if (id == kNoWeight) return kNoWeight;
         Weight w = weight(id);
@@ -65,7 +65,7 @@ class ActivationRun::HiddenOfExperts {
         w.rows = rows, w.count = 1;
         return push(w);
     }
-    // `all`: values per expert.
+    // Values [first, first + count) of one expert's bias, which has `all` values.
     WeightId bias_slice(WeightId id, size_t expert, int64_t all, int64_t first, int64_t count) {
         if (id == kNoWeight) return kNoWeight;
         Weight w = weight(id);
@@ -157,7 +157,7 @@ bool ActivationRun::run(std::span<const int32_t> tokens, const std::atomic<bool>
 }
 
 void ActivationRun::observe(const Linear &step) {
-    // Parts of one tensor (a fused Q, K and V) have the same input, which counts once.
+    // Parts of one tensor (a fused Q, K and V) have the same input: report it once.
     std::vector<std::string_view> names;
     for (const Linear::Part &part : step.parts) {
         const std::string_view name = program_.weights[static_cast<size_t>(part.weight)].name;

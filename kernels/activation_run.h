@@ -1,9 +1,9 @@
 // Observes the inputs of a model's matrices while it processes a text: calls a sink with every row of activations
 // that a matrix is multiplied with. Importance matrices are made from these (engine/quantize/importance_sums.h).
 //
-// The program runs unchanged on the CPU backend, in parts that end before every step with a matrix: there its input
-// is read. The activations inside an Experts step cannot be read; the input of an expert's down matrix is computed
-// again for the tokens routed to that expert.
+// The unchanged program runs on the CPU backend in parts, each of which ends before a step with a matrix, so that the
+// step's input can be read. The activations inside an Experts step cannot be read: the input of each expert's down
+// matrix is computed again for the tokens routed to it.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace runnel::kernels {
 
-// Receives an input row of matrix number `matrix` of the tensor's `matrices` (experts or heads; otherwise 1).
+// Receives one input row of matrix number `matrix` of a tensor that holds `matrices` (one per expert or head; else 1).
 using ActivationSink = std::function<void(std::string_view tensor, int64_t matrix, int64_t matrices,
                                           std::span<const float> input)>;
 
@@ -44,7 +44,7 @@ class ActivationRun {
     std::span<const float> row(Slot slot, size_t token);
 
     Program program_;
-    std::vector<size_t> begins_;  // of the parts
+    std::vector<size_t> begins_;  // first step of each part
     std::unique_ptr<Backend> backend_;
     std::unique_ptr<HiddenOfExperts> hidden_;  // null without experts
     int32_t context_;

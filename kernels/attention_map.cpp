@@ -39,7 +39,7 @@ Row vector_of(const Program &program, WeightId id) {
     return {data, data + weight.rows * weight.cols * weight.count};
 }
 
-// Steps 1 and 2 of Attention for every head of a row.
+// Norm and RoPE (steps 1 and 2 of Attention, program.h) of every head of a row.
 Row turned(const Program &program, const Attention &step, Row row, WeightId norm, int32_t position) {
     const Row weight = vector_of(program, norm);
     for (size_t at = 0; at < row.size(); at += static_cast<size_t>(step.head_dim_k)) {
@@ -81,7 +81,7 @@ std::vector<AttentionLayer> attention_layers(const Program &program) {
 std::optional<AttentionMap> attention_map(const Program &whole, int32_t layer, const Device &device,
                                           std::span<const int32_t> tokens, const std::atomic<bool> *cancel) {
     const size_t query_at = attention_step(whole, layer), key_at = key_step(whole, query_at);
-    // Parts that end before the two steps, and the rest, which is not run.
+    // A part ends before each of the two steps, so that their slots can be read; the last part is not run.
     Program program = whole;
     program.parts.clear();
     if (key_at < query_at) program.parts.push_back({key_at, {}, {}});
@@ -107,7 +107,7 @@ std::optional<AttentionMap> attention_map(const Program &whole, int32_t layer, c
         const Row key = turned(program, holds, keys[t], holds.k_norm, static_cast<int32_t>(t));
         all_keys.insert(all_keys.end(), key.begin(), key.end());
     }
-    // With the values 1 0 0 .., 0 1 0 .. and so on, the output of a head is its weights.
+    // With the identity matrix as values, the output of a head is its attention weights.
     Attention step = asks;
     step.head_dim_v = context;
     const size_t n = tokens.size(), kv_heads = static_cast<size_t>(step.kv_heads);

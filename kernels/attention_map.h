@@ -19,7 +19,7 @@ struct AttentionMap {
     size_t tokens = 0;
     std::vector<double> weights;  // [heads][tokens][tokens], a row per query; 0 where a token is not visible
 
-    // The rest of a row up to 1 goes to the head's learned sink, if the model has any.
+    // A row sums to 1, or to less if the head has a learned sink, which takes the rest.
     double weight(size_t head, size_t query, size_t key) const {
         return weights[(head * tokens + query) * tokens + key];
     }

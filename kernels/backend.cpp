@@ -10,23 +10,23 @@ namespace {
 }  // namespace
 
 bool Backend::execute(const Batch &, int32_t, std::span<TopLogit>, std::span<float>) {
-    not_offered("select tokens");
+    not_offered("select candidates");
 }
 
 void Backend::read_logits(int32_t, std::span<float>) {
-    not_offered("keep logits");
+    not_offered("return full rows of logits");
 }
 
 SlotRows Backend::exchange(Slot) {
-    not_offered("hand over activations");
+    not_offered("exchange activations");
 }
 
 void Backend::read_state(StateId, std::span<std::byte>) {
-    not_offered("keep states");
+    not_offered("store recurrent states");
 }
 
 void Backend::write_state(StateId, std::span<const std::byte>) {
-    not_offered("keep states");
+    not_offered("store recurrent states");
 }
 
 }  // namespace runnel::kernels

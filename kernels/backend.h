@@ -104,9 +104,9 @@ struct SequenceSpan {
     // [shared_from, shared_from + shared). These tokens belong to another sequence, have the same positions
     // and are computed only once.
     int32_t shared = 0, shared_from = 0;
-    // Recurrent layers only (with shared == 0). state: the state after the `past` cells, kNoState if past is
-    // 0. The writes store states after some of the tokens: `tokens` ascends, the last one is `count`. No slot
-    // is written that another span of the batch reads or writes.
+    // For recurrent layers, and only if shared == 0. state: the slot with the state after the `past` cells, or
+    // kNoState if past is 0. state_writes: the states to store, with ascending `tokens`, the last one equal to
+    // `count`. A written slot must not be read or written by another span of the batch.
     StateId state = kNoState;
     std::vector<StateWrite> state_writes = {};
 };
@@ -121,7 +121,7 @@ struct Batch {
     std::span<const SequenceSpan> sequences;    // cover `tokens` in order, without gaps
     std::span<const int32_t> logit_rows;        // ascending indices into `tokens`: whose logits to compute
     const std::atomic<bool> *cancel = nullptr;  // checked between steps
-    // Index into Program::parts. The parts of a batch run in order, with no other batch in between.
+    // Index into Program::parts. They run in order, on the same batch, with no other batch in between.
     int32_t part = 0;
     // [logit_rows], or empty if no row has a mask. Only execute() with candidates reads them.
     std::span<const TokenMask> masks = {};
@@ -170,7 +170,7 @@ class Backend {
     virtual int32_t most_candidates() const { return 0; }
     // execute(), but only the top `count` logits of every row come back. candidates: [logit_rows][count], in
     // descending order, the lower token first among equals. If any logit of the row is not finite, the first
-    // candidate's is not finite and the others are undefined. sums: [logit_rows], the sum of exp(logit -
+    // candidate has such a logit and the others are undefined. sums: [logit_rows], the sum of exp(logit -
     // largest) over the whole row, in float32; not written when count is 1. Tokens outside the row's mask come
     // last, with the logit -infinity, and are not part of the sum, but a logit that is not finite is reported all
     // the same. Precondition: 1 <= count <= most_candidates(), count <= vocab.

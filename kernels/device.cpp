@@ -86,7 +86,7 @@ Devices devices(int threads) {
     all.why_no_gpu = found.why_none;
     all.absence = found.absence;
     if (const char *off = std::getenv(cuda::kSwitchesVariable); off != nullptr && *off != 0)
-        all.notes.push_back({cuda::kSwitchesVariable, std::string("left out: ") + off});
+        all.notes.push_back({cuda::kSwitchesVariable, std::string("disabled: ") + off});
     for (const DeviceInfo &info : found.found)
         all.gpus.push_back(std::make_shared<CudaDevice>(static_cast<int>(all.gpus.size()), info));
     return all;

@@ -51,9 +51,9 @@ class Device {
     // Empty if there is nothing to say.
     virtual std::string note() const { return ""; }
 
-    // Measured peak rates of a GPU. Both allocate memory of their own: bytes per second of large copies, read
-    // plus written; operations per second of the matrix units with 16-bit inputs. 0: not measured on this
-    // device. They throw BackendError.
+    // Measured peak rates of a GPU; 0: not measured on this device. Both allocate memory of their own and throw
+    // BackendError. Bytes per second of large copies, read plus written; operations per second of the matrix
+    // units with 16-bit inputs.
     virtual double copy_bandwidth() const { return 0; }
     virtual double tensor_rate() const { return 0; }
     // Memory test: writes patterns to this many bytes, copies them and reads them back. Returns the number of
@@ -66,7 +66,7 @@ using DevicePtr = std::shared_ptr<const Device>;
 // DriverFailed are problems of the driver.
 enum class Absence { NotCompiledIn, NoDriver, DriverTooOld, DriverFailed, NoDevice };
 
-// An unusual setting that the user should know of: "RUNNEL_CUDA_OFF", "left out: graphs".
+// An unusual setting that the user should know of: "RUNNEL_CUDA_OFF", "disabled: graphs".
 struct DeviceNote {
     std::string subject, text;
 };
@@ -74,7 +74,7 @@ struct DeviceNote {
 struct Devices {
     DevicePtr cpu;
     std::vector<DevicePtr> gpus;  // in the order of their numbers
-    std::string gpu_kind;         // "cuda": a GPU's name is this and its number
+    std::string gpu_kind;         // "cuda"; a GPU's name() is this, a colon and its number
     bool gpus_compiled_in = false;
     std::string why_no_gpu = {};          // set if there is no GPU: one line, "no NVIDIA driver was found"
     Absence absence = Absence::NoDevice;  // set if there is no GPU

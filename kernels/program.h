@@ -34,7 +34,7 @@ struct Weight {
     gguf::Type type;
     int64_t rows, cols;
     const std::byte *data;
-    int64_t count = 1;  // number of matrices of this shape, stored one after the other: one per expert
+    int64_t count = 1;  // matrices of this shape, stored one after the other: one per expert or head
     size_t matrix_bytes() const { return gguf::row_bytes(type, cols) * static_cast<size_t>(rows); }
     size_t bytes() const { return matrix_bytes() * static_cast<size_t>(count); }
 };
@@ -453,7 +453,7 @@ struct StateLayer {
 
 struct Program {
     std::vector<Weight> weights;
-    std::vector<std::shared_ptr<const std::vector<float>>> constants;  // keeps weights that no file holds
+    std::vector<std::shared_ptr<const std::vector<float>>> constants;  // of weights that no file holds
     std::vector<SlotInfo> slots;
     std::vector<RopeTable> ropes;
     std::vector<CacheLayer> cache_layers;

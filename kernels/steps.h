@@ -15,7 +15,7 @@ struct Overloaded : F... {
     using F::operator()...;
 };
 template <class... F>
-Overloaded(F...) -> Overloaded<F...>;  // C++20 needs no deduction guide here, but its early compilers do
+Overloaded(F...) -> Overloaded<F...>;  // required by early C++20 compilers only
 
 template <class Visitor>
 void describe(const Step &step, Visitor &&visitor) {

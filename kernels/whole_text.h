@@ -15,7 +15,7 @@ CacheConfig cache_of_one(const Program &program, int32_t context);
 
 class WholeText {
   public:
-    // tokens and cancel must outlive it. context: as of cache_of_one().
+    // tokens and cancel must outlive it. context: as for cache_of_one().
     WholeText(const Program &program, std::span<const int32_t> tokens, int32_t context,
               const std::atomic<bool> *cancel);
     WholeText(const WholeText &) = delete;

@@ -178,7 +178,7 @@ class Maker:
         ])
 
     def any(self, depth):
-        """Of any kind; on depth 0 of those without parts, and never with definitions of its own."""
+        """A schema of any kind without definitions; at depth 0, of a kind without parts."""
         if depth <= 0 or self.maybe(0.3):
             return self.rng.choice([self.string, self.pattern, self.format, self.integer, self.number, self.multiple, self.values, self.types,
                                     self.plain])(0)

@@ -59,7 +59,7 @@ def is_tales(name):
 
 
 def is_short_tales(name):
-    """Whether its tales are short enough to be answers."""
+    """Whether a book's tales are short enough to be answers."""
     return is_tales(name) and not name.startswith(("baum", "alcott"))
 
 
@@ -86,7 +86,7 @@ def stories(text):
 
 
 def nouns_of(texts):
-    """The words that are nouns more often than not: what follows an article and ends its phrase."""
+    """The words that are mostly nouns, i.e. follow an article and end its phrase."""
     seen, ends = {}, {}
     for text in texts:
         for word, after in _NOUN_PHRASE.findall(text):
@@ -98,7 +98,7 @@ def nouns_of(texts):
 
 
 def characters(passage, nouns, most=3):
-    """What a passage is about: nouns of its beginning, those that return in it first."""
+    """What a passage is about: nouns from its beginning, repeated ones first."""
     beginning = passage[:400]
     found = {}
     for word, _ in _NOUN_PHRASE.findall(beginning):

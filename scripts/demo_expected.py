@@ -5,7 +5,8 @@
   scripts/demo_expected.py --tokenizer /tmp/demo-train/tokenizer.json --peer PATH/llama.cpp/build/bin
 
 Tokens come from the library that made the vocabulary; perplexities and greedy continuations from llama.cpp. Rounding differs
-between programs, so where two tokens are about equally probable their texts part: for other models, find other PROMPTS.
+between programs, so their texts differ after a place where two tokens are about equally probable: for other models, find
+other PROMPTS.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ["demo-q8_0.gguf", "demo-draft-q8_0.gguf"]
 CHUNKS = 13
-# Prompts and how many tokens follow until two are about equally probable.
+# Prompts, and how many tokens to generate: further on, two tokens are about equally probable.
 PROMPTS = [('The old king said to his daughter, "', 40), ("The wolf said to the", 40), ("And so the little boy", 40), ("Long ago, in a country far away,", 14)]
 TEXTS = [
     "Once upon a time there was a king.",

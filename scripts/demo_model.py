@@ -104,7 +104,7 @@ def save(model, path, **facts):
 
 
 def load(path):
-    """The model, and what was noted with it."""
+    """Returns the model and the facts saved with it."""
     stored = torch.load(path, map_location="cpu", weights_only=True)
     model = Llama(Shape(**stored["shape"]))
     model.load_state_dict(stored["weights"])

@@ -5,8 +5,8 @@
   scripts/export_gguf.py /tmp/demo-train/demo.pt tests/models/demo-q8_0.gguf --name "runnel demo"
   scripts/export_gguf.py /tmp/demo-train/draft.pt tests/models/demo-draft-q8_0.gguf --name "runnel demo draft"
 
-The tokenizer is read from tokenizer.json beside the checkpoint. With --type F16 (matrices; norms stay F32) the file is
-what other formats are best made from.
+The tokenizer is read from tokenizer.json beside the checkpoint. A file with --type F16 (matrices; norms stay F32) is the
+best source for other formats.
 """
 
 import argparse

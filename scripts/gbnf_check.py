@@ -1,6 +1,6 @@
 # A recognizer of GBNF, llama.cpp's notation for grammars, written from its documentation and independent of
-# engine/grammar: Gbnf(text).matches(text). Slow; for texts of a few hundred characters. Without tokens
-# (<...>).
+# engine/grammar: Gbnf(text).matches(text). Slow; for texts of a few hundred characters. Tokens (<...>) are not
+# supported.
 import sys
 
 

@@ -1,7 +1,7 @@
 // Linked into the program of `make dist` only, so that it runs with glibc 2.31 (2020) although it is built with a newer
 // one. Every symbol here has a newer version than 2.31 or did not exist then; being hidden, it takes the place of
 // glibc's for the whole program (with libstdc++ and libgcc, which are linked statically). x86-64 only.
-// scripts/check-glibc names what is missing here.
+// scripts/check-glibc lists symbols that are missing here.
 #include <dirent.h>
 #include <elf.h>
 #include <errno.h>
@@ -15,9 +15,9 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-// The same functions under their earlier version, which a newer glibc keeps: ours, libstdc++'s and those of the CUDA
-// runtime. glibc 2.34 moved them into libc.so; the link names libpthread.so.0, libdl.so.2 and librt.so.1, where an
-// older one has them.
+// Functions called by runnel, libstdc++ and the CUDA runtime, bound to an earlier version that newer glibcs still have.
+// glibc 2.34 moved them into libc.so; older ones have them in libpthread.so.0, libdl.so.2 and librt.so.1, which are
+// therefore linked.
 __asm__(R"(
     .text
     .macro earlier version, names:vararg
@@ -92,7 +92,7 @@ HIDDEN int posix_spawn_file_actions_addclosefrom_np(posix_spawn_file_actions_t *
 extern HIDDEN char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
-// How libgcc's unwinder finds an object's exception tables. It has no other way when this one finds nothing.
+// How libgcc's unwinder finds an object's exception tables. It has no fallback.
 struct ObjectWith {
     uintptr_t address;
     dl_find_object *found;
@@ -120,8 +120,8 @@ HIDDEN int _dl_find_object(void *address, dl_find_object *found) noexcept {
     return dl_iterate_phdr(holds, &search) == 1 ? 0 : -1;
 }
 
-// Start-up code of glibc 2.34 and later leaves the constructors to __libc_start_main, whose earlier version calls the
-// function that it is given for them.
+// The start-up code of glibc 2.34 and later relies on __libc_start_main to run the constructors. The earlier version
+// instead calls a function that is passed to it, here construct().
 using Main = int (*)(int, char **, char **);
 int earlier_start(Main main, int, char **, Main init, void (*fini)(), void (*rtld_fini)(), void *stack_end);
 __asm__(".symver earlier_start,__libc_start_main@GLIBC_2.2.5");

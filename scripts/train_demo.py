@@ -9,8 +9,8 @@ Both are llamas with one byte-level BPE tokenizer. The demo learns from the stor
 conversations (demo_corpus.py); the draft learns the demo's probabilities on the same text, so that speculation accepts
 much of what it proposes. Prints the loss on the way and the perplexity of works held out of training.
 
-The learning rate is constant, then falls to zero over the last part of the run; the run is --steps long, or lasts
---minutes whatever the machine does. Seeds are fixed: --steps repeats a run on the same machine.
+The learning rate is constant, then falls to zero over the last part of the run, which takes --steps steps or
+--minutes minutes. Seeds are fixed, so a run with --steps can be repeated on the same machine.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def train_tokenizer(texts, path):
 
 
 class Windows:
-    """Windows of CONTEXT + 1 tokens over a text, each once per epoch in random order; an epoch's grid starts elsewhere."""
+    """Windows of CONTEXT + 1 tokens over a text, each once per epoch in random order. Every epoch has another offset."""
 
     def __init__(self, tokens, generator, starts=None):
         self.tokens, self.generator, self.starts, self.queue = tokens, generator, starts, []
@@ -64,7 +64,7 @@ class Windows:
     def _epoch(self):
         if self.starts is None:
             at = numpy.arange(self.generator.integers(CONTEXT), len(self.tokens) - CONTEXT - 1, CONTEXT)
-        else:  # from a start to the first start behind the window's end, and so on
+        else:  # each window begins at the first of `starts` near or after the end of the one before
             at, end = [], self.generator.integers(CONTEXT)
             for start in self.starts:
                 if start >= end and start + CONTEXT + 1 <= len(self.tokens):
@@ -115,7 +115,7 @@ class Data:
             self.held_out.append((torch.tensor(ids), len(text.encode())))
 
     def shuffle(self, step):
-        """Starts new epochs, in an order that depends on the step alone: a continued run starts with other windows."""
+        """Starts new epochs in an order that depends on the step alone, so that a resumed run gets other windows."""
         generator = numpy.random.default_rng([SEED, step])
         for windows in (self.tales, self.others, self.talks):
             windows.generator, windows.queue = generator, []
@@ -129,7 +129,7 @@ class Data:
 
 @torch.no_grad()
 def held_out_perplexity(model, held_out, most=12):
-    """Perplexity by token and by byte, scoring the second half of each window, over at most so many windows."""
+    """Perplexity by token and by byte, scoring the second half of each window, over about `most` windows."""
     model.eval()
     windows = [w for ids, _ in held_out for w in ids.split(CONTEXT) if len(w) == CONTEXT]
     windows = windows[:: max(1, len(windows) // most)]

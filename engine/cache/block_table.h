@@ -10,8 +10,8 @@
 
 namespace runnel::cache {
 
-// The cells that the layers of a group attend to: a token in cell p sees p - window < cell <= p and always
-// the first `sinks` cells.
+// The cells that the layers of a group attend to: a token in cell p sees the cells c with p - window < c <= p, and
+// always the first `sinks` cells.
 struct Reach {
     int32_t window = 0;  // 0: all earlier cells
     int32_t sinks = 0;   // used only with a window
@@ -58,10 +58,10 @@ class BlockTable {
     // Number of blocks that growing to `length` cells, in steps of at most `batch`, takes from the pool,
     // minus the blocks that it releases on the way. Precondition: length >= length().
     int32_t blocks_to_hold(int32_t length, int32_t batch) const;
-    // Replaces the sequence's cells by those of `table`, in which blocks outside the window of all later tokens
-    // may be kNoBlock. Holds the blocks inside it. Precondition: they are held or idle, and all are full.
+    // Replaces the sequence's cells by those of `table`, and retains its blocks. Entries that no later token attends to
+    // may be kNoBlock. Precondition: the other blocks are full, and held or idle.
     void adopt(std::span<const BlockId> table);
-    // Puts another block with the same content at `index`. Precondition: there is a block at `index`.
+    // Replaces the block at `index` by one with the same content. Precondition: there is a block at `index`.
     void replace(size_t index, BlockId block);
 
   private:

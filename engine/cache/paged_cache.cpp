@@ -17,7 +17,7 @@ size_t usable_blocks(std::span<const BlockId> found, const BlockTable &sequence,
     const size_t head = static_cast<size_t>(std::find(found.begin(), found.end(), kNoBlock) - found.begin());
     if (reach.window == 0) return std::min(most, head);
     if (head < std::min(sinks, most)) most = head;
-    std::vector<size_t> run(found.size() + 1, 0);  // run[n]: known blocks in a row that end at n - 1
+    std::vector<size_t> run(found.size() + 1, 0);  // run[n]: length of the run of known blocks before block n
     for (size_t n = 1; n <= most; ++n) run[n] = found[n - 1] == kNoBlock ? 0 : run[n - 1] + 1;
     for (size_t n = most; n > 0; --n) {
         const size_t first =

@@ -60,7 +60,7 @@ class SequenceCache {
     friend class PagedCache;
     std::vector<BlockTable> groups_;
     SequenceStates states_;
-    int32_t wanted_checkpoint_ = 0;  // end of cached blocks without a state, which deserves a checkpoint
+    int32_t wanted_checkpoint_ = 0;  // where attach() found cached blocks but no state: save one there
     std::vector<int32_t> tokens_;
     std::vector<BlockKey> keys_;  // of the published full blocks
 };
@@ -76,7 +76,7 @@ struct CacheStatistics {
 // Slots for the states of recurrent layers; none without such layers.
 struct StateLayout {
     int32_t slots = 0;
-    int32_t sequences = 0;  // that grow at the same time: one slot is reserved for each
+    int32_t sequences = 0;  // how many grow at the same time: one slot is reserved for each
 };
 
 // How a step uses the states of a sequence: fields of kernels::SequenceSpan.

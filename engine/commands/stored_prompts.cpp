@@ -82,10 +82,9 @@ void add_prompt_store_option(OptionTable &table, PromptStoreFlags &flags) {
 
 void add_prompt_store_size(OptionTable &table, PromptStoreFlags &flags) {
     table
-        .add(
-            "--prompt-cache-size", "SIZE",
-            "what the prompts in that folder may take, as 800M or 4G, and at most a quarter of the free disk",
-            [&flags](const std::string &text) { flags.most_bytes = byte_size(text, int64_t{1} << 50); })
+        .add("--prompt-cache-size", "SIZE",
+             "size limit of that folder, such as 800M or 4G; never more than a quarter of the free disk",
+             [&flags](const std::string &text) { flags.most_bytes = byte_size(text, int64_t{1} << 50); })
         .by_default("4G")
         .rare();
 }

@@ -1,3 +1,5 @@
+#include "engine/commands/version.h"
+
 #include "engine/commands/commands.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/device.h"
@@ -7,6 +9,10 @@
 #endif
 
 namespace runnel::commands {
+
+std::string build_commit() {
+    return RUNNEL_COMMIT;
+}
 
 std::string version() {
     const kernels::Devices found = kernels::devices();

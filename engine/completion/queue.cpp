@@ -227,6 +227,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
     const Clock::time_point began = Clock::now();
     const int64_t computed = scheduler_.counts().tokens;
     const bool going = scheduler_.step(stop);
+    if (going && after_pass_) after_pass_();
     if (going) {
         const decode::Pass pass{static_cast<int32_t>(scheduler_.counts().tokens - computed),
                                 base::seconds_since(began)};

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -54,6 +55,8 @@ class CompletionQueue {
     // requested: no answer has changed then. Throws BackendError, and DecodeError{OutOfMemory} when the pool is
     // too small for a single answer.
     bool step(const decode::StopRequest *stop = nullptr);
+    // `look` is called after every pass, before the answers that it completes leave the cache.
+    void after_pass(std::function<void()> look) { after_pass_ = std::move(look); }
     // Ends all answers with the text so far. The events are the rest of their text and their Done.
     void end_all(FinishReason reason);
     // Events of the last step() or end_all(), in order. Valid until the next call of either.
@@ -124,6 +127,7 @@ class CompletionQueue {
     SequenceHandle last_handle_ = kNoSequence;
     RequestId last_id_ = 0;
     std::vector<Event> events_;
+    std::function<void()> after_pass_;
     Counts counts_;
     decode::SpeculationCounts speculation_;  // of finished answers
     BusyTime busy_;

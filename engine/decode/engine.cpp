@@ -172,14 +172,14 @@ std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, 
         } else if (!options.beside.empty()) {
             file = gguf::File::open(options.beside);
             other = model::build(*file);
-        } else {
+        } else if (!draft_block_) {
             return alone();
         }
         ContextRequest both = request;
         both.beside = [&](const CacheShape &shape, int64_t context) {
             const kernels::Device &gpu = *devices.front();
-            return other ? need_beside(gpu, other->program, shape, context, other->hyper.context_length)
-                         : need_beside(gpu, first, shape, context, context);
+            if (other) return need_beside(gpu, other->program, shape, context, other->hyper.context_length);
+            return need_beside(gpu, draft_block_ ? *draft_block_ : first, shape, context, context);
         };
         auto plan = plan_placement(model_.program, devices, free, wanted, both);
         if (plan && !plan->divided) return plan;
@@ -224,8 +224,11 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was trained for");
     std::unique_ptr<kernels::Backend> backend = another_backend();
-    if (draft_block_ && devices_.size() > 1)
-        no_draft_block_ = "the next-token-prediction block drafts on the CPU only: add --device cpu";
+    const bool split = devices_.size() > 2 || (devices_.size() > 1 && divided_);
+    if (draft_block_ && split)
+        no_draft_block_ =
+            "the next-token-prediction block needs all layers on one device (now: " + placement_ +
+            "): add --device cpu";
     else if (draft_block_)
         backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>());
     executor_ = std::make_unique<Executor>(std::move(backend), model_.program,

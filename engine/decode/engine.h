@@ -32,7 +32,7 @@ struct CacheOptions {
 // Whether the draft block of the file (model/draft_block.h) is used.
 enum class Mtp {
     Off,
-    Auto,  // if there is one and everything runs on the CPU
+    Auto,  // if there is one and all layers run on one device
     On,    // the same, but the caller reports Engine::no_draft_block(), and a damaged block is an error
 };
 

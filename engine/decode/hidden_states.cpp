@@ -133,9 +133,7 @@ class StateKeepingBackend final : public kernels::ForwardingBackend {
 
     // Computes all steps before the logits, and keeps the states.
     bool compute(const kernels::Batch &batch) {
-        kernels::Batch first = batch;
-        first.logit_rows = {}, first.masks = {};
-        if (!ForwardingBackend::execute(first, {})) return false;
+        if (!ForwardingBackend::execute(batch, {})) return false;
         const kernels::SlotRows rows = exchange(hidden_);
         for (const kernels::SequenceSpan &span : batch.sequences) {
             const auto put = [&](int32_t cell, int32_t token) {

@@ -73,7 +73,7 @@ std::vector<bool> fixpoint(const Grammar &grammar, const std::vector<bool> &used
     return holds;
 }
 
-// For the kinds whose answer follows from the answers of their parts; nullopt for the other kinds.
+// The result of a test on `e` from those on its parts; nullopt for kinds where it does not follow from them.
 template <class Test>
 std::optional<bool> by_parts(const Expression &e, const std::vector<bool> &rules, const Test &test) {
     switch (e.kind) {

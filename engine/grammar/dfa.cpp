@@ -450,8 +450,8 @@ std::vector<std::vector<std::pair<uint32_t, uint32_t>>> Dfa::live(uint32_t min, 
         return result;
     }
     if (uint64_t{max} * states() * classes_.size() > 200'000'000)
-        throw GrammarError("maxLength together with a pattern of " + std::to_string(states()) +
-                           " states is too large: " + std::to_string(max));
+        throw GrammarError("a pattern of " + std::to_string(states()) +
+                           " states is too large for maxLength " + std::to_string(max));
     std::vector<bool> now(states()), later(states());
     for (uint32_t k = max + 1; k-- > 0;) {
         for (uint32_t q = 0; q < states(); ++q) {

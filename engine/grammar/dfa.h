@@ -28,7 +28,7 @@ class Dfa {
     Dfa complement() const;
 
     bool matches(std::string_view text) const;  // false for text that is not UTF-8
-    bool none() const;                          // it has no words
+    bool none() const;                          // accepts no word
     uint32_t states() const { return static_cast<uint32_t>(accepting_.size()); }
     uint32_t start() const { return 0; }
     bool accepting(uint32_t state) const { return accepting_[state]; }
@@ -43,7 +43,7 @@ class Dfa {
     std::vector<uint32_t> shortest() const;
     std::vector<uint32_t> longest() const;
 
-    // The states in which any text of these characters can be read, and a word can be finished behind it.
+    // The states in which any text of these characters can be read, and a word can be completed after it.
     std::vector<bool> closed(const CharSet &characters) const;
 
     // live[state]: the numbers of characters read so far, as [first, last] pairs, with which a word of `min`

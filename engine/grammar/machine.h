@@ -6,9 +6,9 @@
 //   for (uint8_t byte : text) state = machine.step(state, byte);
 //   machine.accepts(state);
 //
-// A way is a node of the program and a stack of frames. Stacks that share their top are shared, and ways that
-// differ only in the stack below their top are merged, so ambiguity costs width, not paths. States are never
-// freed; steps are cached. Not thread-safe.
+// A way is a node of the program and a stack of frames. Ways that differ only below the top of their stacks
+// are merged, so the cost of an ambiguous grammar grows with the number of nodes reached, not with the number
+// of parses. States are never freed; steps are cached. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct MachineLimits {
     size_t states = 4'000'000;
     size_t stacks = 4'000'000;
     size_t ways = 100'000;     // of one state
-    size_t steps = 2'000'000;  // without a byte, from one state to the next
-    uint32_t depth = 10'000;   // of a stack
+    size_t steps = 2'000'000;  // (node, stack) pairs visited between two bytes
+    uint32_t depth = 10'000;   // frames of a stack
 };
 
 class Machine {

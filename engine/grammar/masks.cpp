@@ -50,7 +50,7 @@ const Bits &Masks::mask(StateId state) {
     if (machine_.accepts(state))
         for (const TokenId id : index_->ends()) set_bit(bits, id);
     if (std::all_of(bits.begin(), bits.end(), [](uint64_t word) { return word == 0; }))
-        throw GrammarLimit("no token of this model continues the text as the grammar allows here");
+        throw GrammarLimit("the grammar allows no token of this model's vocabulary here");
     return cache_.emplace(state, std::move(bits)).first->second;
 }
 
@@ -69,7 +69,7 @@ bool Masks::only_plain_run(StateId state) {
     return only;
 }
 
-// UTF-8, without overlong forms, surrogates and what is above U+10FFFF.
+// By UTF-8, which has no overlong forms, surrogates or characters above U+10FFFF.
 Masks::Missing Masks::behind(uint8_t first_byte) {
     if (first_byte < 0xc0) return {};
     if (first_byte < 0xe0) return {1};
@@ -80,8 +80,8 @@ Masks::Missing Masks::behind(uint8_t first_byte) {
             static_cast<uint8_t>(first_byte == 0xf4 ? 0x8f : 0xbf)};
 }
 
-// How many plain characters can follow behind the missing bytes, at least, whichever all of these are. 0 if some
-// are refused.
+// A lower bound on how many plain characters can follow, whatever the missing bytes and these characters are. 0 if
+// some values of the missing bytes are refused.
 uint32_t Masks::plain_run(StateId state, const Missing &missing) {
     if (missing.bytes == 0) return machine_.plain_run(state);
     uint32_t run = kUnbounded;
@@ -94,8 +94,7 @@ uint32_t Masks::plain_run(StateId state, const Missing &missing) {
     return run;
 }
 
-// Finds the tokens of a trie that can follow. Those of at most `known` characters, all of which can, may be left
-// out.
+// Finds the tokens of a trie that can follow. May omit tokens of at most `known` characters, all of which can follow.
 void Masks::try_tokens(StateId state, TokenIndex::Trie &trie, uint32_t known) {
     accepted_.clear();
     const bool plain = &trie == &index_->plain();

@@ -159,14 +159,14 @@ Dfa multiples(const Decimal &factor) {
 
 // Most digits after the point. More would let a model write zeros without end.
 constexpr uint32_t kMostPlaces = 17;
-// A bound with more places is not worth the automaton that counts them: there, digits have no end.
+// For a bound with more places, the automaton that counts them would be too large, so digits are not limited.
 constexpr size_t kMostCounted = 100;
 uint32_t most_places(const NumberBounds &bounds) {
     size_t places = 0;
     for (const auto &bound : {bounds.least, bounds.most})
         if (bound) places = std::max(places, bound->value.fraction.size());
     for (const Decimal &factor : bounds.multiples_of) places = std::max(places, factor.fraction.size());
-    // With multipleOf, digits behind the places of the factor are zeros, and each costs an automaton of its own.
+    // With multipleOf, digits after the factor's places are zeros, and each takes one more copy of the automaton.
     if (places > kMostCounted) return kUnbounded;
     return bounds.multiples_of.empty() ? std::max(static_cast<uint32_t>(places), kMostPlaces)
                                        : static_cast<uint32_t>(places) + 1;

@@ -36,7 +36,7 @@ struct NumberBounds {
 // as in JSON Schema. Throws GrammarError if the automaton would be too large.
 Expr number(const NumberBounds &bounds, bool integer);
 
-// Whether the value satisfies the bounds and, if `integer`, is one.
+// Whether the value satisfies the bounds and, if `integer` is set, is an integer.
 bool within(const Decimal &value, const NumberBounds &bounds, bool integer);
 
 }  // namespace runnel::grammar

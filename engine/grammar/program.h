@@ -63,7 +63,7 @@ struct Program {
     std::vector<uint8_t> class_sample;  // [classes]: the first byte of each
 
     // A node where a character begins, and where any text of plain characters (plain_characters()) may follow:
-    // `most` characters (kUnbounded: any number), less the count of `loop`, unless that is kUnbounded.
+    // `most` characters (kUnbounded: any number), minus the present count of `loop` (kUnbounded: no loop).
     struct PlainLoop {
         uint32_t node, loop, most;
         bool alike;  // all these characters lead to the same node

@@ -168,8 +168,8 @@ class SchemaCompiler {
         }
     }
 
-    // `e` with bounds on its length, if that needs no automaton: they change nothing or become the counts of
-    // a repetition. Otherwise null.
+    // `e` with bounds on its length, if the bounds change nothing or become the counts of a repetition. Null if
+    // they need an automaton.
     static Expr with_length(const Expr &e, uint32_t min, uint32_t max) {
         const Lengths can = lengths(*e);
         if (can.min >= min && (max == kUnbounded || can.max <= max)) return e;

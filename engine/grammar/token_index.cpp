@@ -127,7 +127,7 @@ void TokenIndex::build(Trie &trie, Bucket &bucket) {
     bucket.built = true;
     const auto begin = trie.order.begin() + bucket.begin, end = trie.order.begin() + bucket.end;
     struct Entry {
-        uint64_t key;  // the first eight bytes behind the second, which mostly decide
+        uint64_t key;  // the eight bytes after the second, which mostly determine the order
         TokenId id;
     };
     std::vector<Entry> entries;

@@ -1,9 +1,9 @@
 // The texts of a vocabulary, so that a machine can try all tokens at once.
 //
-// Tokens are sorted by their first two bytes. Those that share them become a trie when it is first needed, so
-// that the first mask does not wait for all of them. Plain tokens (whole characters that stand for themselves
-// in a JSON string) are also listed by their number of characters: in a string they are most of the
-// vocabulary, and need not be tried.
+// Tokens are sorted by their first two bytes. The tokens with the same two bytes form a trie, which is built when
+// first needed, so that the first mask does not wait for all tries. Plain tokens (whole characters that stand for
+// themselves in a JSON string) are also listed by their number of characters: in a string they are most of
+// the vocabulary, and need not be tried.
 #pragma once
 
 #include <array>
@@ -42,12 +42,12 @@ class TokenIndex {
         uint32_t first, last;  // its tokens, in `order`
         uint16_t depth;        // 0 for children of the second byte
         uint8_t byte;
-        uint8_t below;  // how many bytes its longest descendant has more; kMostBelow: or even more
+        uint8_t below;  // how many bytes longer its longest descendant is; kMostBelow: that many or more
     };
     struct Bucket {
-        uint32_t begin = 0, end = 0;  // in `order`; those that end after two bytes come first
-        uint32_t whole = 0;           // the end of those
-        uint32_t longest = 0;         // bytes behind the second
+        uint32_t begin = 0, end = 0;  // in `order`; tokens of two bytes come first
+        uint32_t whole = 0;           // the end of the tokens of two bytes
+        uint32_t longest = 0;         // most bytes of a token after the second
         std::vector<Node> nodes = {};
         bool built = false;
     };
@@ -55,7 +55,7 @@ class TokenIndex {
         std::vector<TokenId> order;
         std::array<uint32_t, 257> begin{};    // in `order`, by the first byte
         std::array<uint32_t, 256> single{};   // the end of the tokens of one byte
-        std::array<uint32_t, 256> longest{};  // bytes behind the first
+        std::array<uint32_t, 256> longest{};  // most bytes of a token after the first
         std::array<std::vector<std::pair<uint8_t, uint32_t>>, 256> second;  // second byte, bucket
         std::vector<Bucket> buckets;
     };

@@ -105,7 +105,8 @@ class ToolCompiler {
   private:
     // The first mark of the answer, without the part that is already written.
     Expr first(std::string_view mark) const {
-        if (options_.begun.empty() && !format_.text_name.empty()) return empty();  // the prompt has it
+        if (options_.begun.empty() && !format_.text_name.empty())
+            return empty();  // the prompt contains the mark
         if (options_.begun.empty()) return format_.bare ? optional(mark_(mark)) : mark_(mark);
         return mark_(mark.substr(std::min(mark.size(), options_.begun.size())));
     }

@@ -1,4 +1,4 @@
-// Watches the block pool of a run between its steps: blocks held, shared and unfilled, and the map of the fullest
+// Watches the block pool of a run after its passes: blocks held, shared and unfilled, and the map of the fullest
 // moment.
 #pragma once
 
@@ -24,7 +24,7 @@ class CacheWatch {
     // cache.groups() > 0.
     explicit CacheWatch(const cache::PagedCache &cache);
 
-    // After a step: the sequences that are in the cache.
+    // After a pass: the sequences that are in the cache.
     void look(std::span<const cache::SequenceCache *const> sequences);
 
     // Sums over the calls of look().

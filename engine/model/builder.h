@@ -22,7 +22,7 @@ struct Size {
     std::string_view keys;
 };
 
-// Slots of a draft block: the hidden state of the token before, and (as in the model) after the last norm.
+// Slots of a draft block: the hidden state of the previous token, and its own after the last norm (as in the model).
 inline constexpr const char *kHiddenBefore = "hidden state before", *kHidden = "normed";
 
 class Builder {

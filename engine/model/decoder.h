@@ -74,7 +74,7 @@ struct DecoderTraits {
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
     double qkv_limit = 0;         // q, k and v are clamped to [-limit, limit]; 0: they are not
     bool attention_gate = false;  // A's attended values are multiplied by sigmoid(attn_gate x), x: its input
-    double attention_out_scale = 1;  // of A
+    double attention_out_scale = 1;  // of A's output
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
     kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 

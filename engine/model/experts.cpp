@@ -203,7 +203,7 @@ void ExpertLayer::shared(const SubLayer &sublayer) {
     b_.add(Linear{gated, {{down, kNoWeight, sublayer.out, sublayer.add, sublayer.scale}}});
 }
 
-// True for the last of every interleave_moe_layer_step layers, after the leading dense ones.
+// Whether the layer has experts (experts.h), by the file's keys or, with by_presence, by its tensors.
 bool layer_has_experts(const Builder &b, const ExpertTraits &experts, int32_t layer) {
     const Metadata &m = b.metadata();
     if (experts.by_presence) return b.has(prefix(layer) + "ffn_gate_inp.weight");

@@ -1,6 +1,6 @@
-// The first layers of a model as a draft model: with its embeddings, last norm and output matrix they
-// predict, faster but less accurately, the model's output (LayerSkip, Elhoushi et al. 2024; Draft &
-// Verify, Zhang et al. 2023).
+// The first layers of a model as a draft model: with the model's embeddings, last norm and output matrix
+// they predict its output, faster but less accurately (LayerSkip, Elhoushi et al. 2024; Draft & Verify,
+// Zhang et al. 2023).
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ struct HyperParameters {
     bool context_is_limit = false;  // results beyond this context would be wrong
     int64_t embedding_length;
     int32_t block_count;          // without the draft layers
-    int32_t draft_layers;         // after the others: multi-token prediction, not used
+    int32_t draft_layers;         // after the others: multi-token prediction (draft_block.h)
     int64_t feed_forward_length;  // if layers differ, this and head_count_kv are the largest
     int32_t head_count, head_count_kv;
     int32_t key_length, value_length;  // of full-attention layers, if window layers have other sizes

@@ -92,7 +92,7 @@ class Allocation {
                     most = gain, item = i, to = option, release = nullptr;
                     continue;
                 }
-                // The cheapest release of another item that makes room.
+                // The cheapest release of another item that sets enough bytes free.
                 const uint64_t missing = items_[i][option].bytes - current(i).bytes - left_;
                 auto first = std::partition_point(releases.begin(), releases.end(),
                                                   [&](const Release &r) { return r.bytes < missing; });
@@ -112,11 +112,13 @@ class Allocation {
 
   private:
     static constexpr size_t kNone = std::numeric_limits<size_t>::max();
-    // A smaller option for an item. Of this and all larger releases: the cheapest, and the cheapest of another item.
+    // Changing an item to a smaller option.
     struct Release {
         uint64_t bytes;  // set free
         double cost;     // added
         size_t item, to;
+        // Among the releases of at least `bytes`: the item and index of the cheapest, and the index of the cheapest
+        // of any other item.
         size_t cheapest = kNone, cheapest_at = kNone, second_at = kNone;
     };
 

@@ -17,11 +17,11 @@ class Importance {
     // Throws QuantizeError naming the file and what is wrong with it, gguf::FileError if it cannot be opened.
     static Importance load(const std::filesystem::path &path);
 
-    // [matrices][columns] of a tensor, with one matrix for all but experts; empty when there is no entry.
+    // [matrices][columns] of a tensor; only experts have several matrices. Empty if there is no entry.
     std::span<const float> find(std::string_view tensor) const;
 
     size_t entries() const { return entries_.size(); }
-    uint32_t chunks() const { return chunks_; }              // of text that it was made from; 0: not known
+    uint32_t chunks() const { return chunks_; }              // of the text it was made from; 0: unknown
     const std::string &dataset() const { return dataset_; }  // the first text's name; may be empty
 
   private:

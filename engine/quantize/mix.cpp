@@ -100,7 +100,7 @@ class Chooser {
     bool is_any(std::initializer_list<std::string_view> names) const { return is_one_of(mix_.name, names); }
     bool is_iq2_sm() const { return is_any({"IQ2_S", "IQ2_M"}); }
 
-    // With experts, a layer may lack tensors: the layer number is used, not the number of tensors before.
+    // With experts, some layers may lack the tensor, so its layer number is used instead of a count.
     int64_t position(const TensorShape &tensor, int64_t count) const {
         return model_.experts > 1 ? layer_of(tensor.name) : count;
     }
@@ -148,7 +148,7 @@ class Chooser {
         return model_.experts == 8 ? Q8_0 : type;
     }
 
-    // Many query heads share few values in these models, so the values deserve more bits.
+    // In these models many query heads share a value head, so values get more bits.
     bool is_70b() const {
         const std::string &arch = model_.architecture;
         if (arch == "llama") return model_.layers == 80 && model_.heads != model_.kv_heads;

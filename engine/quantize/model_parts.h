@@ -15,20 +15,20 @@
 
 namespace runnel::quantize {
 
-// Every part is written to its own temporary file until the last is complete, with two descriptors each.
+// A limit, because the temporary files of all parts stay open until the last is complete, with two descriptors each.
 inline constexpr size_t kMostParts = 400;
 
 // Writes one file, or the parts of a set. They appear together in finish(), or, if an error or the destructor comes
 // before, not at all.
 class PartsWriter {
   public:
-    // parts: from 1 to kMostParts. A set has the metadata in its first part, and in each part its number, the number of
-    // parts and that of all tensors.
+    // parts: from 1 to kMostParts. The first part of a set has the metadata; every part has its own number and the numbers
+    // of parts and of tensors in the set.
     PartsWriter(size_t parts, uint32_t alignment);
 
-    // For metadata: that of a file, or of the first part. Without split.* and general.alignment.
+    // The writer of the metadata. Do not add split.* and general.alignment, which are written anyway.
     gguf::Writer &first() { return writers_.front(); }
-    // Adds a tensor to a part. Precondition: the part of no earlier tensor has a greater number.
+    // Adds a tensor to a part. Precondition: `part` is not less than that of the tensor before.
     void add_tensor(size_t part, std::string_view name, gguf::Type type, std::span<const int64_t> shape);
 
     // The sizes of all files together. Nothing can be added after this.

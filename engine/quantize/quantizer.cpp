@@ -20,7 +20,7 @@ namespace {
 using gguf::Type;
 
 constexpr int64_t kSlabElements = int64_t{1} << 22;   // 16 MiB of floats at a time
-constexpr int64_t kPieceElements = int64_t{1} << 16;  // what a thread takes at a time
+constexpr int64_t kPieceElements = int64_t{1} << 16;  // weights that a thread takes at a time
 
 std::string name_of(Type type) {
     return std::string(gguf::traits(type).name);

@@ -1,4 +1,4 @@
-// A model file in other types: reads tensor by tensor, writes a GGUF file that appears when it is complete.
+// Writes a model with other tensor types: reads tensor by tensor, writes a GGUF file that appears when complete.
 //
 // The order of tensors, the metadata and the bytes of every block are those of llama-quantize (x86-64), so that
 // the files are the same; tests/engine/quantize/quantizer_test.cpp holds hashes.
@@ -21,7 +21,7 @@
 
 namespace runnel::quantize {
 
-inline constexpr uint32_t kTensorAlignment = 32;  // of the tensors' data in the output
+inline constexpr uint32_t kTensorAlignment = 32;  // bytes, of the tensors' data in the output
 
 enum class Method {
     Standard,  // llama.cpp's searches, in its bytes
@@ -40,7 +40,7 @@ struct QuantizeRequest {
     std::set<int64_t> pruned = {};           // layers to omit; later ones move up
     const Importance *importance = nullptr;  // or none
     std::string importance_file = {};        // its name, recorded in the metadata
-    // Replace values of the source, or are added at the end.
+    // Metadata that replaces the source's values; new keys are added at the end.
     std::vector<std::pair<std::string, Override>> overrides = {};
     // By the tensor's name in the output: types that replace those of the mix (type_search.h).
     std::map<std::string, gguf::Type, std::less<>> assigned = {};

@@ -24,7 +24,7 @@ Role role_of(std::string_view name) {
 
 int64_t layer_of(std::string_view name) {
     constexpr std::string_view kPrefix = "blk.";
-    constexpr int64_t kMost = 1 << 20;  // what a name of a damaged file claims beyond that is no layer
+    constexpr int64_t kMost = 1 << 20;  // a larger number comes from a damaged file and is ignored
     if (!name.starts_with(kPrefix)) return -1;
     int64_t layer = -1;
     const auto result = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);

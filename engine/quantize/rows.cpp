@@ -71,7 +71,7 @@ std::vector<std::byte> encode_tensor(const gguf::Tensor &tensor, gguf::Type type
     const size_t bytes = gguf::row_bytes(type, columns);
     const std::span<const float> importance = importance_of(tensor, request.importance);
     std::vector<std::byte> blocks(bytes * static_cast<size_t>(rows));
-    constexpr int64_t kRows = 16;  // that a thread takes at a time
+    constexpr int64_t kRows = 16;  // number of rows that a thread takes at a time
     in_parallel(request.threads, rows, kRows, [&](int64_t begin, int64_t end) {
         std::vector<float> values(static_cast<size_t>(columns));
         for (int64_t row = begin; row < end; ++row) {

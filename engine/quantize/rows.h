@@ -15,9 +15,9 @@ namespace runnel::quantize {
 
 std::string called(const gguf::Tensor &tensor);  // "tensor blk.0.attn_q.weight", printable
 
-// [matrices][columns]; empty if there is none. Throws QuantizeError if the size does not fit the tensor.
+// The tensor's importance, [matrices][columns]; empty if there is none. Throws QuantizeError if its size is wrong.
 std::span<const float> importance_of(const gguf::Tensor &tensor, const Importance *importance);
-// The part of it for one row; empty if `importance` is.
+// The part of the tensor's importance for one row; empty if `importance` is empty.
 std::span<const float> row_importance(const gguf::Tensor &tensor, int64_t row,
                                       std::span<const float> importance);
 

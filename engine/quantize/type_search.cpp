@@ -14,7 +14,7 @@ namespace {
 
 using gguf::Type;
 
-// Of the weights of a larger tensor, about this many are looked at.
+// In a larger tensor, errors are computed on about this many weights.
 constexpr int64_t kSampledWeights = int64_t{1} << 17;
 constexpr int64_t kFewestRows = 16;
 // Neighboring layers are measured together, so that a deep model takes no more measurements than one of 8 layers.
@@ -179,7 +179,7 @@ std::span<const Type> default_types() {
 
 std::vector<OpenTensor> open_tensors(const gguf::File &source, const QuantizeRequest &request,
                                      std::span<const Type> types) {
-    // Open are the tensors whose type follows the mix.
+    // A tensor is open if its type depends on the mix.
     QuantizeRequest probe = with_choice(request, {});
     const QuantizePlan larger = plan_quantization(source, probe);
     probe.mix = find_mix("Q4_0");
@@ -276,7 +276,7 @@ TypeChoice choose_for_target(const gguf::File &source, const QuantizeRequest &re
         most_open += std::ranges::max_element(options, {}, &AllocationOption::bytes)->bytes;
         largest.assigned[tensor.name] = tensor.source->type;
     }
-    // What does not depend on the choice: metadata, and the tensors that are not open.
+    // The bytes that do not depend on the choice: metadata, and tensors that are not open.
     const QuantizePlan whole = plan_quantization(source, largest);
     uint64_t fixed = 0;
     TypeChoice choice{};
@@ -300,9 +300,10 @@ TypeChoice choose_for_target(const gguf::File &source, const QuantizeRequest &re
                           8.0 * static_cast<double>(bytes) / static_cast<double>(whole.elements));
             return std::string(text);
         };
-        throw QuantizeError("the target of " + shown(choice.asked) + " is too small: the types allow " +
-                            shown(choice.smallest) + " to " + shown(choice.most) +
-                            (request.importance ? "" : " (fewer with an importance matrix: --imatrix FILE)"));
+        throw QuantizeError(
+            "the target of " + shown(choice.asked) + " is too small: the types allow " +
+            shown(choice.smallest) + " to " + shown(choice.most) +
+            (request.importance ? "" : " (smaller types need an importance matrix: --imatrix FILE)"));
     }
     std::vector<Type> types;
     choice.bytes = fixed;

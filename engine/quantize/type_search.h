@@ -41,13 +41,13 @@ struct OpenTensor {
 // The types to choose from if the user names none.
 std::span<const gguf::Type> default_types();
 
-// The open tensors with the types that their columns allow and that need no importance which is missing, and with the
-// source's own type. Slopes are the figures per role. Throws QuantizeError.
+// The open tensors, each with the types that fit its columns, without those that need a missing importance matrix, and
+// with the source's own type. Slopes are the figures per role. Throws QuantizeError.
 std::vector<OpenTensor> open_tensors(const gguf::File &source, const QuantizeRequest &request,
                                      std::span<const gguf::Type> types);
 
-// Sets the errors. Options with which values overflow are removed. The result does not depend on the number of
-// threads. progress(work done, of all): false stops, and the function returns false.
+// Sets the errors. Removes options in which values overflow. The result does not depend on the number of
+// threads. If progress(done, total) returns false, the function stops and returns false.
 bool measure_errors(std::vector<OpenTensor> &tensors, const QuantizeRequest &request,
                     const std::function<bool(uint64_t done, uint64_t all)> &progress);
 
@@ -58,7 +58,7 @@ struct SlopeGroup {
 };
 std::vector<SlopeGroup> slope_groups(std::span<const OpenTensor> tensors);
 
-// The type that a slope is measured with, of about 3 bits; nullptr if the tensor has no such option.
+// The type of about 3 bits with which a slope is measured; nullptr if the tensor has no such option.
 const TypeOption *probe_type(const OpenTensor &tensor);
 
 struct TypeTarget {
@@ -70,7 +70,7 @@ struct TypeChoice {
     std::map<std::string, gguf::Type, std::less<>> assigned;
     uint32_t file_type;       // general.file_type for the most frequent type
     uint64_t bytes;           // what the target limits: the files, or the tensors' data
-    uint64_t smallest, most;  // of them that the types allow
+    uint64_t smallest, most;  // range of `bytes` that the types allow
     uint64_t asked;
     int64_t elements;  // of all tensors
     double damage;     // sum of slope * error

@@ -102,7 +102,7 @@ constexpr std::string_view kBloom = R"( ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{30
 // looks ahead and the others follow it, so a number that mixes decimal digits with other numbers ("345½") is
 // split at more positions.
 constexpr std::string_view kGroupsOfThree = R"((?<!\d)\d{1,3}(?=(?:\d{3})*+(?!\d))|\G(?<=\d)\d{3})";
-// Tiny Aya: \d{1,3}(?=(?:\d{3})*\b).
+// Likewise for the published pattern of Tiny Aya, \d{1,3}(?=(?:\d{3})*\b).
 constexpr std::string_view kGroupsOfThreeInWords = R"((?<!\d)\d{1,3}(?=(?:\d{3})*+\b)|\G(?<=\d)\d{3})";
 
 // AFMoE: numbers in chunks of 510 digits aligned to the right, then in groups of three. Here too, only the

@@ -25,7 +25,7 @@ enum class Thinking { Default, Off, On, Low, Medium, High };
 struct ReasoningStyle {
     enum class Kind { None, Marks, Harmony } kind = Kind::None;
     std::string open, close;  // for Kind::Marks
-    // The first mark of a tool call; empty if none may be made. It also ends the reasoning. Harmony's
+    // The first mark of a tool call; empty if tool calls are not allowed. It also ends the reasoning. Harmony's
     // messages to functions are rewritten to begin with it.
     std::string call{};
 

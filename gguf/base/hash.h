@@ -5,7 +5,7 @@
 
 namespace runnel::base {
 
-// The 128-bit product, folded: every bit of both factors reaches every bit of the result.
+// The XOR of the two halves of the 128-bit product: every bit of both factors affects the result.
 inline uint64_t fold(uint64_t a, uint64_t b) {
     __extension__ using Product = unsigned __int128;
     const Product product = static_cast<Product>(a) * b;

@@ -6,7 +6,7 @@
 
 namespace runnel::base {
 
-// Differs from call to call. Has 32 bits: short enough for a user to type it again.
+// A new seed at each call, of 32 bits, so that a user can type it again.
 inline uint64_t random_seed() {
     std::random_device device;
     return device();

@@ -27,14 +27,14 @@ class Trace {
         std::vector<std::pair<const char *, int64_t>> notes;
     };
 
-    enum class Detail { Passes, Steps };  // Steps: also each step of a pass, on the CPU
+    enum class Detail { Passes, Steps };  // Steps: passes, and each of their steps on the CPU
     // Precondition: this thread has no other Trace.
     explicit Trace(Detail detail = Detail::Passes) : detail_(detail) { current_ = this; }
     ~Trace() { current_ = nullptr; }
     Trace(const Trace &) = delete;
     Trace &operator=(const Trace &) = delete;
 
-    // Of this thread; null: nothing is recorded.
+    // The Trace of this thread; null if nothing is recorded.
     static Trace *current() { return current_; }
 
     // Ended spans and points, in the order in which they ended.

@@ -81,12 +81,12 @@ struct AttentionKernels {
     void (*append)(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, int64_t k_stride,
                    const float *v, int64_t v_stride) noexcept;
 
-    // Steps 1-5 for all rows. scratch: attention_scratch(...) floats, aligned to 64 bytes.
+    // Steps 1 to 5 for all rows. scratch: attention_scratch(...) floats, aligned to 64 bytes.
     void (*attend)(const AttentionTile &tile, float *scratch) noexcept;
 
     // Steps 1 and 2 for one range, 0 <= index < range_count(tile): writes the tile's partial results for
-    // join(). partial: attention_partial(tile) floats, any alignment. For few rows and a long sequence, where
-    // every (K/V head, range) is a separate unit of work.
+    // join(). partial: attention_partial(tile) floats, any alignment. Used for few rows and a long
+    // sequence: every (K/V head, range) is then a separate unit of work.
     void (*attend_range)(const AttentionTile &tile, int32_t index, float *partial, float *scratch) noexcept;
 
     // Steps 3-5 over `ranges` = range_count(tile) adjacent partial results.
@@ -104,7 +104,7 @@ size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows);
 // Number of tokens per tile for prefill: the tile's rows stay in the CPU cache, and each page is converted only once.
 int32_t attention_tile_tokens(int32_t heads);
 
-// The number of ranges visible to any row of the tile: the sink cells, if there are any, then kRangeCells each.
+// The number of ranges visible to any row of the tile: one of sink cells, if there are any, then one per kRangeCells.
 int32_t range_count(const AttentionTile &tile);
 
 // Floats of the partial results of one range.

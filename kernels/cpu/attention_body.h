@@ -25,7 +25,7 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr float kNoMaximum = -1e30f;
-constexpr float kNoRange = -2e30f;  // in place of a maximum: no range joined yet
+constexpr float kNoRange = -2e30f;  // the maximum of a row before any range is joined
 
 // A page as the products read it: in the cache, or converted to float32 in scratch.
 struct Page {
@@ -50,7 +50,7 @@ struct Visible {
     bool operator==(const Visible &) const = default;
 };
 
-// The scratch of a tile, divided up.
+// Pointers into the scratch of a tile.
 struct Rows {
     int count;
     size_t o_stride;
@@ -295,7 +295,7 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
 
 template <typename L>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, int32_t page_cell) {
-    // The first row's window ends first, the last row's window begins last.
+    // Two rows decide: the first row's window ends first, and the last row's window begins last.
     const Visible all{0, kBlockTokens};
     const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
                        visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
@@ -309,7 +309,7 @@ inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, 
     }
 }
 
-// The location of a block's page, and of the next one.
+// The addresses of a block's K and V pages, and of the next block's.
 struct Place {
     const std::byte *k, *v, *next_k, *next_v;
 };
@@ -340,7 +340,7 @@ inline Page converted_page(const Rows &rows, const KvPages &pages, const Place &
                 convert_values<L, decltype(form)>(place.v + cell * v_bytes, pages.head_dim_v,
                                                   rows.v_page + cell * rows.o_stride);
         });
-    for (size_t cell = 0; !pages.v && cell < kBlockTokens; ++cell)  // values are keys
+    for (size_t cell = 0; !pages.v && cell < kBlockTokens; ++cell)  // V is the start of K
         for (size_t d = 0; d < static_cast<size_t>(pages.head_dim_v); ++d)
             rows.v_page[cell * rows.o_stride + d] = rows.k_page[d * kBlockTokens + cell];
     const auto bytes = [](const float *at) { return reinterpret_cast<const std::byte *>(at); };
@@ -381,7 +381,7 @@ void compute_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
     for (int row = 0; row < rows.count; ++row) rows.range_m[row] = kNoMaximum;
     const size_t cleared = static_cast<size_t>(rows.count) * (kSumLanes + rows.o_stride);
     for (size_t i = 0; i < cleared; i += L::kWidth)
-        L::store(rows.sums + i, L::zero());  // and o, which follows
+        L::store(rows.sums + i, L::zero());  // also clears o, which follows
 
     const int32_t from = range * kRangeCells, last_row = rows.count - 1;
     const int32_t first_page = (from + visible(tile, 0, from, kRangeCells).begin) / kBlockTokens;

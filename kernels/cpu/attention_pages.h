@@ -66,8 +66,8 @@ inline typename L::Float load_integers(const std::byte *values, int at) {
     return L::load_nibbles(reinterpret_cast<const uint8_t *>(values) + at % 16, at < 16 ? 0 : 4);
 }
 
-// The keys of 2 W cells, dimension by dimension: begin_block() before each 32 of them, then next() once for
-// each. `ahead`: the page that is read after this one, prefetched meanwhile.
+// Reads the keys of 2 W cells dimension by dimension: call begin_block() before every 32 dimensions and next()
+// for each one. ahead: the page that is read after this one; it is prefetched meanwhile.
 template <typename L, typename Form>
 class Keys {
     static constexpr CacheType kType = Form::kType;

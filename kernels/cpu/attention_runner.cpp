@@ -11,7 +11,7 @@ namespace {
 
 constexpr int32_t kRangeTokens = 4;  // up to this many tokens, attention may be split into ranges of keys
 
-// The factor of q at a position.
+// The factor that q is multiplied by at a position.
 float temperature(const Attention::Temperature &t, int32_t position) {
     const int64_t steps = (int64_t{position} + t.offset) / t.length;
     return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(steps)));
@@ -81,7 +81,7 @@ void AttentionRunner::turn(const Attention &a, float *head, int32_t heads, Weigh
     if (a.norm_after_rope) normalize_heads();
 }
 
-// Norm and rotation of a token's query heads of one K/V head; with sink cells, also for their positions.
+// Normalizes and rotates a token's query heads of one K/V head. With sink cells, also a copy, rotated for those.
 void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32_t token,
                                       int32_t position) noexcept {
     const int32_t group = a.heads / a.kv_heads;
@@ -100,7 +100,7 @@ void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32
     prepare(q, rotations_);
 }
 
-// Writes the token's cell, and the cells of draft branches that share the token. work: head_dim_v floats
+// Writes the token's cell, and the cells of draft branches that share the token. work: scratch of head_dim_v floats.
 void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const SequenceSpan &sequence,
                                   int32_t kv_head, int32_t token, float *work) noexcept {
     float *k = row(a.k, token) + kv_head * a.head_dim_k;

@@ -65,7 +65,7 @@ class AttentionRunner {
                        int32_t tokens) const noexcept;
     void attend_by_ranges(const Attention &step, const SequenceSpan &sequence, int thread) noexcept;
 
-    // False if a layer's values are its keys, or if it shares the K/V of a layer with other heads.
+    // False if the cache layer stores no values because they are the first dimensions of its keys.
     bool can_rotate(const Attention &step) const {
         return s_.program->cache_layers[static_cast<size_t>(step.cache)].head_dim_v > 0;
     }
@@ -88,7 +88,7 @@ class AttentionRunner {
 
     Surroundings s_{};
     CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
-    LazyBuffer partials_;                   // of attention over ranges: [kv head][range]
+    LazyBuffer partials_;                   // of attend_by_ranges(): [kv head][range]
     Rotations rotations_, sink_rotations_;  // of token positions, and of those used for sink cells
     int32_t sink_position_ = -1;            // the largest position used for sink cells; -1: no layer has them
     LazyBuffer sink_q_;                     // the current layer's queries for sink cells

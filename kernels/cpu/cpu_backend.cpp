@@ -311,7 +311,7 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
         attention_.rotations(batch, thread);
         // AppendPhase reads the rotations. If another phase comes before it, that phase's barrier is enough.
         if (!phases_.empty() && std::holds_alternative<AppendPhase>(phases_.front())) pool_->barrier();
-        // Without rows only the logits remain, and none are requested.
+        // SelectPhase leaves no rows if no logits are requested: the remaining phases have no work.
         for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {
             worker.phase = i;
             clock_.start(i, thread);
@@ -519,7 +519,7 @@ void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
     multiply(w, to, worker, 0, nullptr);
 }
 
-// A unit is a head: one thread packs its slices of all tokens and multiplies them.
+// A unit is a head: one thread packs the head's slices of all tokens and multiplies them.
 void CpuBackend::run(const HeadsPhase &phase, Worker &worker) noexcept {
     const HeadLinear &step = phase.step;
     const Weight &w = weight(step.weight);

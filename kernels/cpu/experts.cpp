@@ -294,7 +294,7 @@ void ExpertRunner::multiply_out(const Experts &step, int thread, int32_t tokens,
     });
 }
 
-// Computes columns [col0, col1) of the output from those rows of the down matrices.
+// Computes output columns [col0, col1), which are rows [col0, col1) of the down matrices.
 void ExpertRunner::add_columns(const Experts &step, int thread, int32_t tokens, int64_t col0, int64_t col1,
                                const std::byte *next) noexcept {
     const Weight &down = weight(step.down);

@@ -11,8 +11,8 @@
 //   Out       adds the down products to the output directly: a unit is a range of output columns of all
 //             experts, so threads do not wait for each other and only the sum is stored
 // The order of the sum does not depend on the batch: out = add or 0; for each expert e ascending, out =
-// fma(w_e, y_e (+ bias), out), where y_e follows the contract of README.md. With weights_on_input w_e is 1
-// there, and gate and up are multiplied by it before their biases are added.
+// fma(w_e, y_e (+ bias), out), where y_e follows the contract of README.md. With weights_on_input the
+// output is not multiplied by w_e; instead gate and up are, before their biases are added.
 #pragma once
 
 #include <array>
@@ -55,7 +55,7 @@ class ExpertRunner {
     struct Group {
         int32_t expert, first, count;
     };
-    // Rows of one expert's gate or up matrix, from `row` on; `out` is where its row 0 goes in hidden_.
+    // Rows of one expert's gate or up matrix, from `row` on. out: the column of hidden_ that row 0 is written to.
     struct InUnit {
         const Group *group;
         const Weight *weight;

@@ -1,4 +1,4 @@
-// Matrix times activations, y = W x, for every block format: the heart of the CPU engine.
+// Matrix times activations, y = W x, for weights in F32, F16, BF16 and every block format.
 //
 // Weights stay in the file's layout (gguf/block.h). Activations are packed once per step into the form that
 // the weight type needs (quantized to int8 for block formats); all matrices with the same input share them.

@@ -150,7 +150,7 @@ struct Engine256 {
     };
 
     // The scales as 16-bit numbers, each in both halves of its lane. If the format has an offset to subtract,
-    // the scales also replace the minimums, as pairs of adjacent groups.
+    // s.minimum holds the scales too, in pairs of adjacent groups: minimum_sum() then sums the offsets.
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Format::scales(rows, s);
         const Ints low = splat(0xffff);

@@ -7,7 +7,8 @@
 // rows are first unpacked into `scratch` (L2) and reused for blocks of 16 tokens, whose partial sums stay in L1.
 //
 // The peak is one vpdpbusd per clock, 64 multiply-adds. Each group also costs a product and an fma on the same
-// pipes (8 of 10 slots are vpdpbusd); K formats a multiply by the integer scale (8 of 9, and a few per block).
+// pipes, so 8 of 10 slots are vpdpbusd. In K formats it costs one multiply by the integer scale (8 of 9 slots),
+// and each block a few instructions more.
 
 // GCC 12's AVX-512 headers start results from undefined registers and trigger this warning when inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -2,12 +2,13 @@
 //
 // An instruction set provides two engines, Engine32<Format> and Engine256<Format>, which turn blocks of
 // kRows rows into partial sums:
-//   Record            the packed activations it reads;  Tile: 256 columns of kRows rows, unpacked
-//   kGroupBytes, kGroupCols                              of one block of the format
+//   Record                                               the packed activations that it reads
+//   Tile                                                 256 columns of kRows rows, unpacked
+//   kGroupBytes, kGroupCols                              bytes and columns of one block of the format
 //   unpack(rows, groups, tile, next)                     unpacks 256 columns (the last ones: `groups` blocks)
 //   add(tile, groups, block, a, count, sums)             multiplies them with the records of `count` tokens
 //   add_fused<count>(rows, groups, block, a, sums, next) both at once, without a tile, for a few tokens
-// The two that read weights prefetch their share of the next tile's bytes, which begins at `next`. Up to kFewTokens
+// unpack() and add_fused() also prefetch a share of the next tile's bytes, which begins at `next`. Up to kFewTokens
 // tokens, groups go from registers directly into the product. With more, all columns of kRows rows are unpacked
 // into `scratch` (which stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. Meanwhile the
 // next tile is prefetched block by block in the order of addresses: far ahead, and as a stream that the hardware

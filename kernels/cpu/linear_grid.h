@@ -1,9 +1,13 @@
 // The codebook formats (gguf/codebook.h) as integers: w * scale * unit * d with w = grid * sign or 8 * grid
 // +- 1, so that they use the same dot products as the other blocks of 256 (README.md).
 //
-// GridBlock<Block>: entry returns eight weights of the codebook, 8 i ... 8 i + 7; quad, for codebooks of
-// four, weights 4 i ... 4 i + 3; signs the sign bits of group j of 32 weights, in the form that kSigns names;
-// scale the integer scale of weights 16 i ... 16 i + 15; scale_bits is d, an f16; kUnit is a power of two.
+// GridBlock<Block> reads a block of the file:
+//   entry        eight weights of the codebook, 8 i ... 8 i + 7
+//   quad         for codebooks with entries of four: weights 4 i ... 4 i + 3
+//   signs        the sign bits of group j of 32 weights, in the form kSigns
+//   scale        the integer scale of weights 16 i ... 16 i + 15
+//   scale_bits   d, an f16
+//   kUnit        the factor `unit`, a power of two
 // Compiled into each instruction set's file.
 #pragma once
 
@@ -16,9 +20,9 @@ namespace runnel::kernels::cpu {
 namespace {
 
 enum class Signs {
-    Seven,  // seven bits for each four entries; the eighth makes the parity even
+    Seven,  // seven bits for every eight weights; the eighth makes the parity even
     Eight,  // one bit for each of 32 weights
-    Shift,  // one bit for each of four entries: if set, its weights are shifted down, else up
+    Shift,  // one bit for each of four entries: its weights are 8 grid - 1 if it is set, else 8 grid + 1
 };
 
 [[gnu::always_inline]] inline int odd_scale(const uint8_t *nibbles, int i) {

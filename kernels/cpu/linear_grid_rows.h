@@ -2,11 +2,11 @@
 // where the other formats have 16 rows side by side (linear_tile.h).
 //
 // Codebook entries are loaded eight bytes at a time, so rows side by side would need a transposition after
-// every look-up. Along a row they do not: signs are a 64-bit mask that negates activations instead of
+// every look-up; a single row needs none. Its signs are a 64-bit mask that negates activations instead of
 // weights, and weights without signs are the unsigned operand that vpmaddubsw needs. (2 * 62 * 127 fits 16
 // bits.) Integer scales multiply the 16-bit pairs while they are widened to 32 bits. At the end the sums of
-// sixteen rows are added across, all at once. IQ1's weights 8 e - 8 +- 1 enter as 8 e + 1 +- 1, unsigned; 9
-// times the sum of the activations is subtracted.
+// sixteen rows are added across, all at once. IQ1's weights 8 e - 8 +- 1 are multiplied as 8 e + 1 +- 1, which
+// is unsigned; 9 times the sum of the activations is then subtracted.
 #pragma once
 
 #include "kernels/cpu/linear_grid.h"
@@ -18,20 +18,20 @@ namespace {
 
 // Lane i is the sum of v[i]'s lanes.
 [[gnu::always_inline]] inline Ints sums_across(const Ints (&v)[16]) {
-    Ints pairs[8], fours[4];  // per 128 bits: of rows {i, i + 8}, then {i, i + 4, i + 8, i + 12}
+    Ints pairs[8], fours[4];  // of rows {i, i + 8} and of rows {i, i + 4, i + 8, i + 12}
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i)
         pairs[i] = add32(interleave_low32(v[i], v[i + 8]), interleave_high32(v[i], v[i + 8]));
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i)
         fours[i] = add32(interleave_low32(pairs[i], pairs[i + 4]), interleave_high32(pairs[i], pairs[i + 4]));
-    // fours[i]: rows i, i + 4, i + 8, i + 12 in each 128 bits; the four parts are still to be added.
+    // Each part of 128 bits of fours[i] has sums of rows i, i + 4, i + 8, i + 12. The four parts are now added.
     const Ints low =
         add32(_mm512_shuffle_i32x4(fours[0], fours[1], 0x44), _mm512_shuffle_i32x4(fours[0], fours[1], 0xee));
     const Ints high =
         add32(_mm512_shuffle_i32x4(fours[2], fours[3], 0x44), _mm512_shuffle_i32x4(fours[2], fours[3], 0xee));
     const Ints all = add32(_mm512_shuffle_i32x4(low, high, 0x88), _mm512_shuffle_i32x4(low, high, 0xdd));
-    // all: part i holds rows i, i + 4, i + 8, i + 12.
+    // Part i of `all` has the sums of rows i, i + 4, i + 8, i + 12.
     const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(order, all);
 }
@@ -39,7 +39,7 @@ namespace {
 // The 256 columns of one row's block, unpacked.
 struct GridRow {
     alignas(64) uint16_t index[64];  // codebook indices; codebooks of eight weights use 32
-    alignas(32) uint64_t signs[4];   // bit k of [c]: weight 64 c + k is negative; IQ1: shifted up
+    alignas(32) uint64_t signs[4];   // bit k of signs[c]: weight 64 c + k is negative (IQ1: shifted up)
     __m256i scale;                   // integer scales of 16 columns each, as 16-bit numbers
 };
 
@@ -69,7 +69,7 @@ struct GridRow {
     return odd_scales(_mm256_or_si256(s, _mm256_slli_epi32(s, 16)));
 }
 
-// The eighth sign of each byte, from its seven signs (gguf::eight_signs).
+// Adds the eighth sign to the seven signs in each byte (gguf::eight_signs).
 [[gnu::always_inline]] inline __m256i eighth_of_bytes(__m256i seven) {
     const char p = static_cast<char>(0x80);  // the parity of four bits, at the place of the eighth sign
     const __m256i parity =
@@ -79,7 +79,7 @@ struct GridRow {
     return _mm256_or_si256(
         seven, _mm256_xor_si256(_mm256_shuffle_epi8(parity, low), _mm256_shuffle_epi8(parity, high)));
 }
-// The eighth signs for eight words that hold four times seven signs each.
+// All signs of eight words that hold four groups of seven signs each, with the eighth sign of every group.
 [[gnu::always_inline]] inline __m256i eighth_of_words(__m256i w) {
     const auto bits = [&](int k) {
         return _mm256_and_si256(_mm256_slli_epi32(w, k), _mm256_set1_epi32(0x7f << (8 * k)));
@@ -95,7 +95,7 @@ struct GridRow {
     _mm512_store_si512(to, indices);
 }
 
-// Byte indices are read from the block itself.
+// Stores no indices: they are bytes and are read from the block itself.
 [[gnu::always_inline]] inline void read_row(const gguf::BlockIQ2_XXS &b, GridRow &row) {
     const Ints groups = _mm512_loadu_si512(b.qs);
     const __m256i words = _mm512_cvtepi64_epi32(_mm512_srli_epi64(groups, 32));
@@ -111,7 +111,7 @@ struct GridRow {
 }
 
 [[gnu::always_inline]] inline void read_row(const gguf::BlockIQ2_S &b, GridRow &row) {
-    // Entry i: bits 2 (i % 4) and the next of byte i / 4, moved to bits 8 and 9.
+    // The high bits of index i: bits 2 (i % 4) and 2 (i % 4) + 1 of byte i / 4, moved to bits 8 and 9.
     const __m128i high = _mm_cvtsi64_si128(static_cast<long long>(load8(b.qh)));
     const Ints fours = _mm512_cvtepu8_epi64(high);  // one byte for four entries of 16 bits
     const auto even = static_cast<long long>(0x8000800080008000),
@@ -150,7 +150,7 @@ struct GridRow {
     const __m256i twice =
         _mm256_set_m128i(_mm_unpackhi_epi16(words, words), _mm_unpacklo_epi16(words, words));
     row.scale = odd_scales(_mm256_and_si256(_mm256_srli_epi16(twice, 12), _mm256_set1_epi16(7)));
-    // Entry i: three bits from 3 (i % 4) on of word i / 4.
+    // The high bits of index i: the three bits of word i / 4 from bit 3 (i % 4) on.
     const Ints fours = _mm512_cvtepu16_epi64(words);
     const Ints spread = _mm512_shuffle_epi8(
         fours,
@@ -172,7 +172,7 @@ struct GridRow {
         _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi16(pairs, 4)), _mm256_set1_epi8(15));
     const Ints upper = _mm512_cvtepu8_epi16(nibbles) & splat(0x00070007);
     store_indices(row.index, left16(upper, 8) | _mm512_cvtepu8_epi16(load32(b.qs)));
-    // The fourth bit, one for eight columns.
+    // The fourth bit of each nibble tells whether eight columns are shifted down.
     const uint64_t down = static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(nibbles, 4)));
     for (int c = 0; c < 4; ++c) row.signs[c] = _pdep_u64(~down >> (8 * c), 0x0101010101010101) * 255;
 }
@@ -246,10 +246,10 @@ template <class Block, int count, typename Prefetch>
             Ints w = grid_entries(b, g, c);
             const __mmask64 signs = g.signs[c];
             if constexpr (shifted) {
-                w = left16(w, 3);  // 0, 8 or 16: nothing runs into the next byte
+                w = left16(w, 3);  // bytes become 0, 8 or 16: no bit moves into the next byte
                 w = _mm512_mask_add_epi8(w, signs, w, splat(0x02020202));
             }
-            // Groups 4 c ... 4 c + 3, for eight pairs of columns each.
+            // Each of the scales of groups 4 c ... 4 c + 3, repeated for eight pairs of columns.
             const Ints at = _mm512_add_epi16(
                 _mm512_set1_epi16(static_cast<short>(4 * c)),
                 _mm512_set_epi64(0x0003000300030003, 0x0003000300030003, 0x0002000200020002,

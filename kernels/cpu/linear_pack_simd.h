@@ -34,7 +34,8 @@ inline __m128 fold_four(const __m256 (&v)[4]) {
         return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     };
     const __m128 h0 = halves(v[0]), h1 = halves(v[1]), h2 = halves(v[2]), h3 = halves(v[3]);
-    const __m128 low = _mm_add_ps(_mm_unpacklo_ps(h0, h1), _mm_unpackhi_ps(h0, h1));  // of v: 0 1 0 1
+    // The lanes of `low` belong to v[0], v[1], v[0], v[1].
+    const __m128 low = _mm_add_ps(_mm_unpacklo_ps(h0, h1), _mm_unpackhi_ps(h0, h1));
     const __m128 high = _mm_add_ps(_mm_unpacklo_ps(h2, h3), _mm_unpackhi_ps(h2, h3));
     return _mm_add_ps(_mm_movelh_ps(low, high), _mm_movehl_ps(high, low));
 }

@@ -53,7 +53,7 @@ constexpr int64_t kPanelCols = 1024;  // columns of three tokens that stay in L1
 template <int count>
 using PlainSums = __m256[kPanelRows][count];
 
-// A panel: `rows` rows from `base`, `stride` bytes apart, and the bytes after them.
+// A panel of rows of `cols` weights, `stride` bytes apart; row 0 is at `base`.
 struct PlainPanel {
     const std::byte *base;
     int64_t stride;
@@ -66,7 +66,7 @@ template <typename Format, int rows, int count>
 [[gnu::always_inline]] inline void add_plain(const PlainPanel &panel, int64_t row, int64_t k0, int64_t k1,
                                              const PackedF32 *a, int64_t tokens, PlainSums<count> &sums) {
     constexpr int64_t kLine = 64 / Format::kBytes;  // columns per cache line
-    constexpr int kNear = 512;                      // bytes; from L2 to L1
+    constexpr int kNear = 512;                      // prefetch distance in bytes, from L2 to L1
     const std::byte *base = panel.base + row * panel.stride;
     __m256 p[rows][count];
 #pragma GCC unroll 4

@@ -529,7 +529,7 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
     }
 };
 
-// Extends each lane's four times seven sign bits to four times eight: the eighth makes the parity even.
+// Extends each lane's four groups of seven sign bits to eight bits; the eighth makes the parity even.
 [[gnu::always_inline]] inline Ints eighth_signs(Ints v) {
     const Ints seven = (v & splat(0x7f)) | (left32(v, 1) & splat(0x7f00)) | (left32(v, 2) & splat(0x7f0000)) |
                        (left32(v, 3) & splat(0x7f000000));

@@ -48,7 +48,7 @@ CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) : k_
     for (size_t g = 0; g < groups_.size(); ++g) {
         size_t bytes = 0;
         if (__builtin_mul_overflow(groups_[g].block, static_cast<size_t>(config.blocks[g]), &bytes))
-            bytes = SIZE_MAX / 2;  // also impossible to allocate, and can be printed
+            bytes = SIZE_MAX / 2;  // as impossible to allocate, but a valid size to print
         groups_[g].memory = LazyBuffer(bytes, "the K/V cache; a smaller context (-c) needs less");
     }
 }

@@ -78,7 +78,7 @@ void PhaseClock::finish(size_t phase, int thread) noexcept {
     if (!trace_ || thread != 0) return;
     Times &times = times_[phase];
     times.end = base::Clock::now();
-    // A thread may be done before thread 0 begins.
+    // Another thread may arrive before thread 0 starts the phase.
     for (const base::Clock::time_point at : arrived_[phase & 1])
         times.waited += base::seconds_between(std::max(at, times.begin), times.end);
     times.waited /= static_cast<double>(arrived_[phase & 1].size());

@@ -1,7 +1,7 @@
-// Times the phases of a pass on the CPU, if the calling thread has a Trace that wants steps (gguf/base/trace.h):
-// a span per phase, named by its kind, with its layer and the time that threads waited for the slowest one.
+// Times the phases of a pass on the CPU, if the calling thread has a Trace that records steps (gguf/base/trace.h):
+// a span per phase, named by its kind, with its layer and the mean time that threads waited for the slowest one.
 //
-// Calls, between two barriers of a pass (pool.h):
+// Calls in a pass, whose phases are separated by barriers (pool.h):
 //   begin            by the calling thread, before the pass
 //   start, arrive    by every thread, before and after its share of a phase; then comes the barrier
 //   finish           by every thread, after the barrier
@@ -27,8 +27,8 @@ class PhaseClock {
     void arrive(size_t phase, int thread) noexcept {
         if (trace_) arrived_[phase & 1][static_cast<size_t>(thread)] = base::Clock::now();
     }
-    // Only thread 0 does something. It reads the times of arrival before the next barrier, and the phase after
-    // that one is the first that writes them again.
+    // Works on thread 0 only. It reads the arrival times before the next barrier; they are overwritten only
+    // after that barrier.
     void finish(size_t phase, int thread) noexcept;
     // Adds the spans of the phases that ran to the Trace.
     void report(std::span<const Phase> phases);

@@ -179,7 +179,7 @@ class Planner {
     }
 
     const Program &program_;
-    size_t end_ = 0;              // of the part
+    size_t end_ = 0;              // of the current part
     std::array<Slot, 3> packed_;  // by ActFormat
 };
 

@@ -25,7 +25,7 @@ struct EmbedPhase {
     Embed step;
 };
 
-// Computes the slot that the next multiply reads, if a step precedes it, and packs it in every required format.
+// Runs the step that computes the next multiply's input, if there is one, and packs `slot` in every required format.
 struct PreparePhase {
     std::variant<std::monostate, Norm, Activation> step;
     Slot slot;

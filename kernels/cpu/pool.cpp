@@ -29,12 +29,12 @@ void futex_wake_all(std::atomic<uint32_t> &word) noexcept {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Tells the CPU that this is a loop of waiting.
+// Tells the CPU that this is a spin loop.
 void pause_cpu() noexcept {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    asm volatile("isb" ::: "memory");  // as long as x86's pause; "yield" takes no time
+    asm volatile("isb" ::: "memory");  // waits as long as x86's pause; "yield" returns at once
 #endif
 }
 

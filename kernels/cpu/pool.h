@@ -111,7 +111,7 @@ class Pool {
     }
 
     // Like for_ranges, but body(begin, end, next) also gets the first unit of this thread's next range, or
-    // -1. (Each range of the counter is taken one range early.)
+    // -1. (To know it, a thread takes ranges from the counter one ahead.)
     template <typename Body>
     void for_ranges_ahead(int thread, int64_t units, Body &&body, int64_t grain = 1, int loop = 0) noexcept {
         if (threads_ == 1) {

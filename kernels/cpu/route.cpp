@@ -32,7 +32,7 @@ void sigmoid(const float *x, size_t n, const VectorKernels &vector, float *p) no
     for (size_t i = 0; i < n; ++i) p[i] = 1 / (1 + p[i]);
 }
 
-// Calls visit(index) for the `count` largest, in descending order, by index among equals; sets them to kOut.
+// Calls visit(index) for the `count` largest scores, largest first, by index among equals; sets them to kOut.
 template <typename Visit>
 void take_largest(std::span<float> s, int32_t count, Visit visit) noexcept {
     for (int32_t i = 0; i < count; ++i) {

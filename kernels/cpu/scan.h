@@ -29,7 +29,7 @@ struct LinearScanPiece {
     float *out;             // [cols]
     int64_t qk_stride, v_stride, decay_stride, strength_stride, out_stride;
     int64_t dk, cols;
-    float fixed_decay, skip;  // decay if `decay` is null; factor of v in out
+    float fixed_decay, skip;  // the decay if `decay` is null; the factor of v in out
     bool channel_decay, delta;
 };
 
@@ -61,8 +61,8 @@ struct ScanKernels {
     // (q . k is summed in the lanes of vector.h.)
     void (*linear)(const LinearScanPiece &piece, int64_t tokens, const float *from, float *to) noexcept;
 
-    // Likewise advances a SelectiveScan: h = fma(exp(dt * rate), h, (dt * x) * b[i]), y = fma(h, c[i], y) by
-    // ascending i, starting from skip * x.
+    // Likewise advances a SelectiveScan: h = fma(exp(dt * rate), h, (dt * x) * b[i]), y = fma(h, c[i], y)
+    // over ascending i, starting with y = skip * x.
     void (*selective)(const SelectiveScanPiece &piece, int64_t tokens, const float *from, float *to) noexcept;
 };
 

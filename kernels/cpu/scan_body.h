@@ -93,7 +93,7 @@ inline void read_row(const LinearScanPiece &p, int64_t t, ScanRow &row) {
     row.strength = p.strength ? p.strength[t * p.strength_stride] : 1.0f;
 }
 
-// Two registers of columns, of which the first `count` exist.
+// Two registers of columns; only the first `count` columns exist.
 template <typename L>
 struct ScanPair {
     using Float = typename L::Float;
@@ -112,8 +112,8 @@ struct FullPair {
     void store(float *x, Float value, int r) const { L::store(x + r * L::kWidth, value); }
 };
 
-// One pass over S for two registers of columns: applies the update of the previous token (k, d; null: none)
-// and computes the sums of the current token (null: none).
+// One pass over S for two registers of columns: applies the update of the previous token (`before` and d) and
+// computes the sums of the current token (`now`). Either token may be null: there is none.
 template <typename L, bool kDelta, typename Pair>
 inline void scan_pass(const LinearScanPiece &p, const Pair &pair, const ScanRow *before,
                       const typename L::Float *d, const float *from, float *to, const ScanRow *now,

@@ -46,7 +46,7 @@ void ScanRunner::conv(const ShortConv &step, const SequenceSpan &sequence, int64
     const int64_t channels = width(step.in);
     const auto taps = static_cast<int32_t>(s_.program->weights[static_cast<size_t>(step.weight)].rows);
     const float *before = s_.states->at(sequence.state, step.state), *bias = vector_of(step.bias);
-    // Row `token` of the span's tokens; negative: from the state, or zeros at the start of the sequence.
+    // Input row `token` of the span. Negative rows come from the state, or are zeros at the start of a sequence.
     const auto input = [&](int32_t token) {
         if (token >= 0) return static_cast<const float *>(row(step.in, sequence.first + token) + c0);
         return before ? before + (taps - 1 + token) * channels + c0 : kZeros.data();

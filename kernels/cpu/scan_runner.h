@@ -1,4 +1,4 @@
-// Runs the recurrent steps: each sequence goes from the state slot that it reads to those that it writes.
+// Runs the recurrent steps: advances each sequence from the state slot that it reads to those that it writes.
 //
 // A unit of work is a block of channels (or of one head's columns) of one sequence and processes the
 // sequence's tokens in order. The distribution of units does not change a bit (scan.h).

@@ -59,7 +59,7 @@ void unfused_softmax(const AttentionTile &tile, float *matrix, int64_t stride) n
     for (int row = 0; row < tile.tokens * tile.heads; ++row) {
         float *const s = matrix + row * stride;
         const Visible seen = visible(tile, row, 0, cells);
-        // Whole vectors; `keep` replaces the cells that are not visible.
+        // Reads whole vectors; `keep` replaces the cells that are not visible.
         const int begin = seen.begin / W * W;
         const auto kept = [&](int at, float other) {
             return L::keep(L::load(s + at), L::set(other), seen.begin - at, seen.end - at);
@@ -85,7 +85,7 @@ void unfused_softmax(const AttentionTile &tile, float *matrix, int64_t stride) n
 template <typename L>
 Page value_page(const AttentionTile &tile, const Rows &rows, const Place &place) {
     const KvPages &pages = tile.pages;
-    if (!pages.v) return converted_page<L>(rows, pages, place);  // values are keys
+    if (!pages.v) return converted_page<L>(rows, pages, place);  // V is the start of K
     Page page = stored_page(pages, place);
     if (rows.count <= in_place_rows<L>(pages.v_type)) return page;
     const size_t v_bytes = row_bytes(pages.v_type, pages.head_dim_v);

@@ -7,7 +7,7 @@
 namespace runnel::kernels::cpu {
 
 // Compiled for the baseline CPU: nothing here may use an instruction before a check that the CPU has it.
-// __builtin_cpu_supports() covers the operating system's support too: libgcc asks xgetbv.
+// __builtin_cpu_supports() covers the operating system's support too: libgcc checks xgetbv.
 #if defined(__x86_64__)
 bool cpu_has_avx2() {
     return kVectorAvx2.name != nullptr && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -28,8 +28,8 @@ struct VectorKernels {
         const float *weight, *bias, *add;
     };
 
-    // y = x[k] * r, r = 1 / sqrt(sum / n + eps); then y * weight[k], + bias[k], and add[k] + that. Sum of
-    // squares: lane k mod 8 sums fma(x[k], x[k], lane), then ((0+4) + (2+6)) + ((1+5) + (3+7)).
+    // y = x[k] * r, with r = 1 / sqrt(sum / n + eps); then y = y * weight[k], y = y + bias[k], y = add[k] + y.
+    // sum of squares: lane k mod 8 sums fma(x[k], x[k], lane), then ((0+4) + (2+6)) + ((1+5) + (3+7)).
     void (*rms_norm)(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept;
 
     // As rms_norm, with d[k] = x[k] - m instead of x[k], where m = sum of x / n, summed in the same lanes.

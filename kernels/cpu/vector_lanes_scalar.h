@@ -80,7 +80,7 @@ struct ScalarLanes {
         for (int i = 0; i < n; ++i) out[i] = gguf::f32_to_f16(x.lane[i]);
     }
 
-    // Integers: one per lane; nibbles: (x >> shift & 15) - 8. Formats: bfloat16, OCP e4m3.
+    // Loads one stored value per lane: int8, nibbles as (x >> shift & 15) - 8, bfloat16 or OCP e4m3.
     static Float load_int8(const int8_t *x) {
         return each([&](int i) { return static_cast<float>(x[i]); });
     }
@@ -90,7 +90,7 @@ struct ScalarLanes {
     static Float load_bfloat(const uint16_t *x) {
         return each([&](int i) { return float_of(uint32_t{x[i]} << 16); });
     }
-    // A binary16 with the same bits after the sign is 256 times smaller.
+    // The bits after the sign, shifted up by 7 and read as a binary16, are the number divided by 256.
     static Float load_e4m3(const uint8_t *x) {
         return each([&](int i) {
             const uint32_t b = x[i], nan = (b & 0x7f) == 0x7f ? 0x7e00u : 0u;

@@ -1,4 +1,4 @@
-// The kernel tables of vector.h and attention.h. Data only: reading them executes no instruction of their sets.
+// The kernel tables of vector.h and attention.h. Data only: reading a table executes nothing of its instruction set.
 #pragma once
 
 #include "kernels/cpu/attention.h"

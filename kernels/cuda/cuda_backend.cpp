@@ -39,7 +39,7 @@ bool cancelled(const Batch &batch) {
 
 constexpr size_t kMostGraphs = 64;  // graphs kept
 
-// The parts of batches with equal keys have the same launches, except for the content of device memory.
+// Batch parts with equal keys have the same launches: only the content of device memory differs.
 struct GraphKey {
     int32_t part, tokens, logit_rows, candidates;
     bool shares, masked;
@@ -166,7 +166,7 @@ class CudaBackend final : public Backend {
     ScanRunner scans_;
     LogitsRunner logits_;
     std::map<GraphKey, Graph> graphs_;
-    GraphKey now_{};                       // the current part
+    GraphKey now_{};                       // of the current part
     int32_t tokens_ = 0, logit_rows_ = 0;  // of the current batch
     bool shares_ = false;                  // some sequence of the batch has shared cells
     Stream stream_;                        // destroyed before all memory
@@ -222,7 +222,7 @@ void CudaBackend::allocate() {
             for (const Slot id : slots) {
                 const auto bytes = static_cast<size_t>(stride(id) * max_tokens_) * sizeof(float);
                 exchange_.try_emplace(id, bytes);
-                // The padding of the rows is copied to other devices as well.
+                // Rows are copied to other devices with their padding, which no kernel writes.
                 if (stride(id) > width(id)) stream_.fill(slot(id), 0, bytes);
             }
     const auto quantized = [this](int32_t tokens) {
@@ -236,8 +236,8 @@ void CudaBackend::allocate() {
 }
 
 // Loads the kernels that the plan needs (the runners of experts, heads and logits load their own),
-// because a launch cannot load its kernel while a graph is recorded. Throws for what the device cannot run,
-// before weights are uploaded.
+// because a launch cannot load its kernel while a graph is recorded. Throws, before weights are uploaded, if the
+// device cannot run one of them.
 void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(embed_kernel().handle, 0);
     prepare(quantize_kernel().handle, kQuantizeShared);
@@ -278,6 +278,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
         input_.upload(stream_, batch);
         scans_.upload(stream_, batch);
     }
+    assert(input_.holds(batch));
     tokens_ = static_cast<int32_t>(batch.tokens.size());
     const bool last = static_cast<size_t>(batch.part) + 1 == parts_.size();
     logit_rows_ = last && plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
@@ -345,7 +346,7 @@ void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
 void CudaBackend::replay() {
     auto known = graphs_.find(now_);
     if (known == graphs_.end()) {
-        // Batches may come in ever new shapes, and graphs take memory that the plan does not count.
+        // Batches of ever new shapes would need ever more graphs, whose memory the plan does not count.
         if (graphs_.size() >= kMostGraphs) graphs_.clear();
         Capture capture(stream_);
         enqueue();

@@ -29,7 +29,7 @@ std::vector<std::string> missing_kernels(const Program &program);
 
 // The program's need of device memory. Throws BackendError{NoKernel} for a program with steps that have no kernel.
 MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens);
-// The part of it that grows with the cache: pages, block tables, partial results of attention, states. 0
+// The part of memory_need() that grows with the cache: pages, block tables, partial results of attention, states. 0
 // for a cache without groups and states.
 size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 

@@ -65,7 +65,8 @@ class Planner {
         if (!has_tiles(weight(id).type))
             refuse("weights of type " + std::string(gguf::traits(weight(id).type).name) + " (" +
                    weight(id).name + ")");
-        if (count == Count::One && weight(id).count != 1) refuse("experts (" + weight(id).name + ")");
+        if (count == Count::One && weight(id).count != 1)
+            refuse("several matrices in one tensor (" + weight(id).name + ")");
         use(id, WeightUse::Tiles);
     }
     void use_floats(WeightId id) {
@@ -76,7 +77,7 @@ class Planner {
     void use(WeightId id, WeightUse as) {
         WeightUse &known = plan_.uses[static_cast<size_t>(id)];
         if (known != WeightUse::None && known != as)
-            refuse("a tensor that is a matrix and a vector (" + weight(id).name + ")");
+            refuse("a tensor used both as a matrix and as a vector (" + weight(id).name + ")");
         known = as;
     }
 
@@ -99,7 +100,7 @@ class Planner {
             plan_.ops.push_back(op);
         quantized_ = op.slot;
     }
-    // The prepare field of the last operation, if it can quantize its output and that is `slot`.
+    // The prepare field of the last operation, if it can quantize its output and that output is `slot`.
     std::optional<PrepareOp> *preparing(Slot slot) {
         if (plan_.ops.size() == first_op_) return nullptr;
         Op &last = plan_.ops.back();
@@ -187,7 +188,7 @@ class Planner {
         return a.out != b.out || ends(a).second <= ends(b).first || ends(b).second <= ends(a).first;
     }
     void add(const Copy &step) {
-        expect(step.in != step.out, "a copy within a row");
+        expect(step.in != step.out, "a copy within one slot");
         expect(apart(step.to, step.count, step.width), "a copy to overlapping slices");
         auto *before = plan_.ops.size() > first_op_ ? std::get_if<CopyOp>(&plan_.ops.back()) : nullptr;
         const auto fits = [&](const Copy &other) { return independent(other, step); };
@@ -201,7 +202,7 @@ class Planner {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
-               "keys and values in other slots than the layer's");
+               "keys and values that do not match the layer's cache");
         expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= kMaxWideK &&
                    step.head_dim_v <= (latent ? std::min(kMaxWideV, step.head_dim_k) : kMaxWideV),
                "heads of this size");

@@ -85,7 +85,7 @@ class ReferenceBackend final : public Backend {
   private:
     static bool rounds(CacheType type) { return type == CacheType::F16 || type == CacheType::BF16; }
     [[noreturn]] static void refuse(const std::string &what) {
-        throw BackendError(BackendError::Kind::NoKernel, "the reference does not run " + what);
+        throw BackendError(BackendError::Kind::NoKernel, "the reference backend does not run " + what);
     }
     // Calls f(keys or values, elements per block) for the group's layers.
     template <class F>
@@ -270,7 +270,7 @@ class ReferenceBackend final : public Backend {
 
     // --- attention
 
-    // Steps 1 and 2 of Attention for every head of a row at a position.
+    // Norm and RoPE (steps 1 and 2 of Attention, program.h) of every head of a row at a position.
     Row turned(std::span<const double> heads, const Attention &s, const Row &norm_weight,
                int32_t position) const {
         Row out(heads.begin(), heads.end());

@@ -191,7 +191,7 @@ bool survives(const Scenario &scenario, const Fault &fault, long n, const Expect
 
 }  // namespace
 
-TEST_CASE("faults: no call that fails makes a command crash, hang, lie or leave something behind") {
+TEST_CASE("faults: when a call fails, no command crashes, hangs, gives wrong output or leaves files behind") {
     REQUIRE(program_under_test());
     REQUIRE(fs::exists(library()));
     const char *wish = std::getenv("RUNNEL_FAULTS");

@@ -84,7 +84,7 @@ TEST_CASE("scan: sound weights of every format have nothing to report") {
 TEST_CASE("scan: random bytes have blocks whose values are not finite") {
     std::mt19937 random(4);
     for (const gguf::Type type : all_types()) {
-        if (type == gguf::Type::NVFP4) continue;  // has no such numbers: tested below
+        if (type == gguf::Type::NVFP4) continue;  // has no infinity: tested below
         CAPTURE(gguf::traits(type).name);
         constexpr int64_t kBlocks = 512;
         std::vector<std::byte> data(kBlocks * gguf::traits(type).block_bytes);
@@ -118,7 +118,7 @@ TEST_CASE("scan: NaN and infinity of either sign, and nothing else, in plain num
     CHECK(reported(gguf::Type::BF16, both_signs(W{0, 0x3f80, 0x7f7f, 0x7f80, 0x7f81, 0x7fff})) == expected);
 }
 
-TEST_CASE("scan: scales of formats that no kernel of this program multiplies, and of NVFP4") {
+TEST_CASE("scan: damaged scales are found in formats without kernels (Q8_1, Q8_K) and in NVFP4") {
     std::mt19937 random(6);
     const auto damaged = [&](gguf::Type type, size_t at, std::vector<uint8_t> bytes) {
         std::vector<std::byte> data(5 * gguf::traits(type).block_bytes, std::byte{1});
@@ -133,7 +133,7 @@ TEST_CASE("scan: scales of formats that no kernel of this program multiplies, an
     const std::vector<uint8_t> infinite16 = {0x00, 0xfc}, nan32 = {0x01, 0x00, 0x80, 0xff};
     CHECK(damaged(gguf::Type::Q8_1, 0, infinite16) == 1);
     CHECK(damaged(gguf::Type::Q8_1, 2, infinite16) == 1);
-    CHECK(damaged(gguf::Type::Q8_1, 4, infinite16) == 0);  // weights
+    CHECK(damaged(gguf::Type::Q8_1, 4, infinite16) == 0);  // in the weights
     CHECK(damaged(gguf::Type::Q8_K, 0, nan32) == 1);
     CHECK(damaged(gguf::Type::Q8_K, 8, nan32) == 0);
     for (size_t group = 0; group < 4; ++group) {
@@ -142,7 +142,7 @@ TEST_CASE("scan: scales of formats that no kernel of this program multiplies, an
         CHECK(damaged(gguf::Type::NVFP4, group, {0x7e}) == 0);
         CHECK(damaged(gguf::Type::NVFP4, group, {0x00}) == 0);
     }
-    CHECK(damaged(gguf::Type::NVFP4, 4, {0xff}) == 0);  // weights
+    CHECK(damaged(gguf::Type::NVFP4, 4, {0xff}) == 0);  // in the weights
 }
 
 TEST_CASE("scan: every block and every page is checked, also in pieces") {

@@ -96,7 +96,8 @@ size_t check_maps(const kernels::Program &program) {
                 for (size_t key = 0; key < tokens.size(); ++key) {
                     const double weight = map.weight(head, query, key);
                     const bool visible = sees(*step, static_cast<int32_t>(query), static_cast<int32_t>(key));
-                    if (visible != (weight > 0)) FAIL("a weight outside of the window, or none within");
+                    if (visible != (weight > 0))
+                        FAIL("a weight outside of the window, or no weight inside it");
                     sum += weight;
                     for (size_t d = 0; d < size; ++d)
                         mixed[d] += weight * double{values[key][head / group * wide + d]};

@@ -112,7 +112,7 @@ void use_device(int device) {
     const std::lock_guard hold(device_lock());
     if (device == simt::settings().broken_device)
         throw BackendError(BackendError::Kind::Failed,
-                           "CUDA: choosing the device: CUDA-capable device(s) is/are busy or unavailable");
+                           "CUDA: selecting the device: CUDA-capable device(s) is/are busy or unavailable");
     simt::settings().opened.insert(device);
     current_device = device;
 }

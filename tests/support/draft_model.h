@@ -20,7 +20,8 @@
 
 namespace runnel::testing {
 
-inline constexpr const char *kDraftArchs[] = {"glm4moe", "qwen35", "qwen35moe", "qwen3next"};
+inline constexpr const char *kDraftArchs[] = {"glm4moe", "deepseek2", "hy_v3",
+                                              "qwen35",  "qwen35moe", "qwen3next"};
 
 inline constexpr int64_t kDraftWidth = 32, kDraftVocab = 260;
 
@@ -88,7 +89,7 @@ class DraftModel {
             if (key != blocks && key != interval) writer.add(key, value);
         writer.add(blocks, layers);
         writer.add(arch_ + ".nextn_predict_layers", draft_layers);
-        if (arch_ != "glm4moe") writer.add(interval, uint32_t{layers == 1 ? 1u : 2u});
+        if (arch_.starts_with("qwen")) writer.add(interval, uint32_t{layers == 1 ? 1u : 2u});
         for (const auto &[tensor, values] : tensors) writer.add_tensor(tensor, gguf::Type::F32, values.shape);
         const auto path = made_->directory / name;
         writer.start(path);

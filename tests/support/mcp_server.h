@@ -11,13 +11,15 @@ namespace runnel::testing {
 //   good       tools on two pages: echo, fail, picture, self (what the process is: descriptors, environment); sends
 //              requests of its own before each result
 //   old, new   the protocol versions 2024-11-05 and 2099-01-01
-//   greets     writes lines that are no messages, and then behaves
-//   nonsense   writes such lines without end
+//   greets     first writes lines that are not messages, then behaves
+//   nonsense   writes lines that are not messages, without end
 //   endless    writes one line without end
 //   silent     never answers
-//   lists      creates the file $RUNNEL_TEST_VALUE when its tools are listed; late: answers once that file exists
+//   lists      creates the file $RUNNEL_TEST_VALUE when its tools are listed
+//   late       answers once that file exists
 //   slow       never answers a call
-//   dies       exits with code 3 at once; dies-later: at the first call
+//   dies       exits with code 3 at once
+//   dies-later exits with code 3 at the first call
 //   large      results of a megabyte with control characters and invalid UTF-8
 //   stubborn   ignores the end of stdin and SIGTERM
 int mcp_server(const std::string &mode);

@@ -148,6 +148,7 @@ class Planner {
         plan_rope_factors();
         if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
+        if (shape_.draft_block) plan_draft_block();
         layer_ = -1;
         if (family_.norms_have_weights)
             norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
@@ -186,6 +187,19 @@ class Planner {
         if (mixed) plan_experts();
         if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
+    }
+
+    // In families with recurrent layers, the block is an attention layer.
+    void plan_draft_block() {
+        if (!family_.recurrent) {
+            plan_layer();
+        } else {
+            for (const std::string &name : family_.norms) norm(name);
+            plan_attention();
+            has_experts() ? plan_experts() : plan_feed_forward();
+        }
+        matrix("nextn.eh_proj", Role::Plain, 2 * shape_.width, shape_.width, 1);
+        for (const char *name : {"nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"}) norm(name);
     }
 
     void plan_recurrent_layer() {

@@ -60,6 +60,7 @@ struct ModelShape {
     double rope_factor = 4;
     int64_t original_context = 0;  // before scaling; 0: context / rope_factor
     int64_t sliding_window = 0;    // 0: the family's, if it has one
+    bool draft_block = false;      // one more layer, with attention: a next-token-prediction block
 
     ExpertShape experts = {};
     // For multi-head latent attention: head_dim is the size of the part of a head that is

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "engine/model/draft_block.h"
 #include "tests/support/model_vocabulary.h"
 
 using namespace runnel::gguf;
@@ -51,6 +52,22 @@ TEST_CASE("model maker: the same weights in every format, whatever the number of
     CHECK(read_bytes(exact.path) == read_bytes(TemporaryModel(shape).path));
     shape.seed = 2;
     CHECK(values_of(exact.file, "output.weight") != values_of(TemporaryModel(shape).file, "output.weight"));
+}
+
+TEST_CASE("model maker: a next-token-prediction block is one more layer with attention") {
+    for (const char *arch : {"qwen35", "glm4moe", "deepseek2"}) {
+        CAPTURE(arch);
+        ModelShape shape;
+        shape.arch = arch, shape.layers = 4;
+        const TemporaryModel without(shape);
+        shape.draft_block = true;
+        const TemporaryModel with(shape);
+        CHECK(with.file.tensors().size() > without.file.tensors().size());
+        CHECK(values_of(with.file, "blk.3.attn_norm.weight") ==
+              values_of(without.file, "blk.3.attn_norm.weight"));
+        CHECK_FALSE(runnel::model::draft_block(without.file));
+        CHECK(runnel::model::draft_block(with.file));
+    }
 }
 
 TEST_CASE("model maker: weights are scaled to keep activations near one") {

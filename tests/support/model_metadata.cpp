@@ -144,7 +144,8 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     if (number > 1) writer.add("general.quantization_version", 2u);
     add_size("context_length", shape.context);
     add_size("embedding_length", shape.width);
-    add_size("block_count", shape.layers);
+    add_size("block_count", shape.layers + (shape.draft_block ? 1 : 0));
+    if (shape.draft_block) add_size("nextn_predict_layers", 1);
     const bool same = !family.layer_sizes;
     if (!family.gemma4 && !family.recurrent && same)
         add_size("feed_forward_length", family.double_ff_key ? 2 * shape.ff : shape.ff);

@@ -1,6 +1,8 @@
-// Speed of masks, in CPU time: bench-masks VOCABULARY.gguf [SCHEMAS.json [N]]. For every recorded schema, a grammar
-// is compiled and its accepted texts are followed token by token, as the vocabulary cuts them, with a mask for every
-// position. Counts texts with a token that a mask refuses; every N-th mask is compared with trying every token.
+// Speed of masks, in CPU time: bench-masks VOCABULARY.gguf [SCHEMAS.json [N [TIMES]]]. For every recorded schema, a
+// grammar is compiled and its accepted texts are followed token by token, with a mask for every position. Texts are
+// cut into tokens here, or come as lists of tokens ("tokens" instead of "accept"). Counts texts with a token that a
+// mask refuses; every N-th mask is compared with trying every token (0: none). TIMES is a file to write: a line per
+// text with the microseconds of its masks.
 // Exit status 1: a text was refused, or a mask was wrong.
 #include <time.h>
 
@@ -63,7 +65,7 @@ bool equals_naive(Masks &masks, StateId state) {
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        std::fprintf(stderr, "usage: bench-masks VOCABULARY.gguf [SCHEMAS.json [N]]\n");
+        std::fprintf(stderr, "usage: bench-masks VOCABULARY.gguf [SCHEMAS.json [N [TIMES]]]\n");
         return 2;
     }
     const gguf::File file = gguf::File::open(argv[1]);
@@ -76,6 +78,8 @@ int main(int argc, char **argv) {
     std::vector<double> compiles, firsts, masks_times, advances, cached;
     bool first_of_all = true;
     const size_t naive = argc > 3 ? std::stoul(argv[3]) : 0;
+    std::ofstream times_file;
+    if (argc > 4) times_file.open(argv[4]);
     size_t texts = 0, tokens = 0, refused = 0, compared = 0, wrong = 0;
     for (const Json &entry : Json::parse(all)) {
         const Source source{.kind = Source::Kind::Schema, .text = entry["schema"].dump()};
@@ -88,22 +92,27 @@ int main(int argc, char **argv) {
         firsts.push_back(microseconds_since(start));
         if (std::exchange(first_of_all, false))
             std::printf("first mask of all %.3f ms (behind the index)\n", firsts.back() / 1e3);
-        for (const std::string text : entry["accept"]) {
+        double first = firsts.back();  // the first mask belongs to the first position
+        for (const Json &text : entry[entry.contains("tokens") ? "tokens" : "accept"]) {
             StateId state = masks.start();
             ++texts;
-            for (const TokenId id : tokenizer.encode(text, {.add_special = false, .continues = true})) {
+            const auto ids = text.is_string() ? tokenizer.encode(text.get<std::string>(),
+                                                                 {.add_special = false, .continues = true})
+                                              : text.get<std::vector<TokenId>>();
+            for (const TokenId id : ids) {
                 const size_t known = masks.cached();
                 start = now();
                 masks.mask(state);
                 const double time = microseconds_since(start);
                 masks_times.push_back(time);
+                if (times_file.is_open()) times_file << time + std::exchange(first, 0) << ' ';
                 if (masks.cached() == known) cached.push_back(time);
                 if (naive > 0 && ++tokens % naive == 0) {
                     ++compared;
                     wrong += !equals_naive(masks, state);
                 }
                 if (!has_bit(masks.mask(state), id)) {
-                    std::printf("refused: %s: %s\n", source.text.c_str(), text.c_str());
+                    std::printf("refused: %s: %s\n", source.text.c_str(), text.dump().c_str());
                     state = kDead;
                     break;
                 }
@@ -112,6 +121,7 @@ int main(int argc, char **argv) {
                 advances.push_back(microseconds_since(start));
             }
             refused += state == kDead || !masks.accepts(state);
+            if (times_file.is_open()) times_file << '\n';
         }
     }
     report("compile", compiles);

@@ -38,6 +38,7 @@ int main(int argc, char **argv) {
     app.add_option("--rope-factor", shape.rope_factor);
     app.add_option("--original-ctx", shape.original_context, "before scaling; 0: ctx / rope-factor");
     app.add_option("--sliding-window", shape.sliding_window);
+    app.add_flag("--draft-block", shape.draft_block, "a next-token-prediction block behind the layers");
     app.add_option("--experts", shape.experts.count, "0: 8 in families of experts");
     app.add_option("--experts-used", shape.experts.used);
     app.add_option("--expert-ff", shape.experts.ff, "0: ff");

@@ -4,19 +4,15 @@
 
 #include "engine/commands/figures.h"
 #include "engine/commands/io.h"
+#include "engine/commands/paging_report.h"
 #include "engine/commands/plot/plot.h"
 
 namespace runnel::commands {
 namespace {
 
-using measure::Allocation, measure::BlockUse, measure::CacheWatch, measure::PagingReplay;
+using measure::Allocation, measure::BlockUse, measure::CacheWatch;
 
-constexpr struct {
-    Allocation how;
-    const char *key, *name;
-} kAllocations[] = {{Allocation::Context, "context", "contexts reserved"},
-                    {Allocation::Limit, "limit", "limits reserved"},
-                    {Allocation::Pages, "pages", "pages, nothing shared"}};
+constexpr Allocation kAllocations[] = {Allocation::Context, Allocation::Limit, Allocation::Pages};
 
 const cache::PagedCache &cache_of(decode::Engine &engine) {
     const cache::PagedCache &cache = engine.executor().cache();
@@ -46,20 +42,10 @@ std::string BatchExplain::text(const completion::CompletionQueue &queue) const {
     std::string text = format(
         "\n%zu requests, %d at a time, in a KV cache of %lld cells; contexts of %lld\n\n", requests_.size(),
         memory_.parallel, static_cast<long long>(memory_.cells), static_cast<long long>(memory_.context));
-    text += "                               at a time   cells held   of the memory, mean\n";
-    text += "replayed with           steps  mean  most  at most     used  unfilled  unusable\n";
-    for (const auto &one : kAllocations) {
-        const PagingReplay r = measure::replay(requests_, memory_, one.how);
-        text += format("%-22s%7lld%6.1f%6d%9lld%8.1f%%%9.1f%%%9.1f%%\n", one.name,
-                       static_cast<long long>(r.steps), r.mean_running(), r.most_running,
-                       static_cast<long long>(r.most_held), 100 * r.share(r.used),
-                       100 * r.share(r.internal_waste), 100 * r.share(r.external_waste));
-        if (r.too_large > 0)
-            text +=
-                format("  (%lld requests do not fit into the memory)\n", static_cast<long long>(r.too_large));
-    }
-    text += "unfilled: reserved, or in a page, without a token\n";
-    text += "unusable: free, while the next request waits because it does not fit\n\n";
+    text += replay_header();
+    for (const Allocation how : kAllocations)
+        text += replay_row(how, measure::replay(requests_, memory_, how));
+    text += replay_legend() + "\n";
 
     const cache::CacheStatistics &cache = engine_.executor().cache().statistics();
     text +=
@@ -78,19 +64,8 @@ std::string BatchExplain::text(const completion::CompletionQueue &queue) const {
 
 Json BatchExplain::json(const completion::CompletionQueue &queue) const {
     Json replays = Json::array();
-    for (const auto &one : kAllocations) {
-        const PagingReplay r = measure::replay(requests_, memory_, one.how);
-        replays.push_back({{"allocation", one.key},
-                           {"steps", r.steps},
-                           {"mean_running", r.mean_running()},
-                           {"most_running", r.most_running},
-                           {"most_held_cells", r.most_held},
-                           {"used", r.share(r.used)},
-                           {"internal_waste", r.share(r.internal_waste)},
-                           {"external_waste", r.share(r.external_waste)},
-                           {"preemptions", r.preemptions},
-                           {"too_large", r.too_large}});
-    }
+    for (const Allocation how : kAllocations)
+        replays.push_back(replay_json(how, measure::replay(requests_, memory_, how)));
     const cache::CacheStatistics &cache = engine_.executor().cache().statistics();
     return {{"requests", requests_.size()},
             {"cells", memory_.cells},
@@ -112,26 +87,13 @@ Json BatchExplain::json(const completion::CompletionQueue &queue) const {
 }
 
 std::string block_map(std::span<const BlockUse> pages, bool ascii) {
-    constexpr size_t kColumns = 64, kMost = 16 * kColumns;
-    constexpr const char *kAscii[] = {".", "o", "#", "S"},
-                         *kBlocks[] = {"\u00b7", "\u2591", "\u2593", "\u2588"};
-    const char *const *const marks = ascii ? kAscii : kBlocks;
-    size_t used = pages.size();
-    while (used > 0 && pages[used - 1] == BlockUse::Free) --used;
-    const size_t each = std::max<size_t>(1, (used + kMost - 1) / kMost);
-    std::string text;
-    for (size_t at = 0, column = 0; at < used; at += each) {
-        const auto part = pages.subspan(at, std::min(each, used - at));
-        text += column == 0 ? "  " : "";
-        text += marks[static_cast<size_t>(std::ranges::max(part))];
-        column = (column + 1) % kColumns;
-        if (column == 0) text += "\n";
-    }
-    if (!text.empty() && text.back() != '\n') text += "\n";
-    if (each > 1) text += format("  one character for %zu pages: the one most in use\n", each);
-    if (used < pages.size()) text += format("  and %zu free pages\n", pages.size() - used);
-    return text + "  " + marks[0] + " free  " + marks[1] + " kept for later requests  " + marks[2] +
-           " held  " + marks[3] + " shared by several\n";
+    constexpr PageMarks kMarks = {{".", "o", "#", "S"},
+                                  {"\u00b7", "\u2591", "\u2593", "\u2588"},
+                                  {"free", "kept for later requests", "held", "shared by several"}};
+    static_assert(static_cast<int>(BlockUse::Shared) == 3);
+    std::vector<uint8_t> values;
+    for (const BlockUse use : pages) values.push_back(static_cast<uint8_t>(use));
+    return page_map(values, pages.size(), kMarks, ascii);
 }
 
 }  // namespace runnel::commands

@@ -19,7 +19,7 @@ class BatchExplain {
     // Throws UsageError if the model has no KV cache.
     BatchExplain(decode::Engine &engine, int32_t parallel);
 
-    // After a step, with the sequences that are in the cache.
+    // After a pass, with the sequences that are in the cache.
     void look(std::span<const cache::SequenceCache *const> sequences) { watch_.look(sequences); }
     // A request that was answered; max_tokens < 0: no limit.
     void add(const completion::Usage &usage, int64_t max_tokens);

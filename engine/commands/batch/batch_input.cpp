@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <span>
 #include <utility>
 
+#include "engine/commands/version.h"
 #include "gguf/printable.h"
 #include "gguf/read_files.h"
 
@@ -56,6 +58,8 @@ BatchInput::Next BatchInput::next(int milliseconds, const BatchOutput &output) {
     if (state == LineReader::State::End) return {Next::State::End};
     if (state != LineReader::State::Line) return {Next::State::NotYet};
     const int64_t number = reader_.number();
+    sum_.add_value(uint64_t{line_.size()});
+    sum_.add(std::as_bytes(std::span(line_)));
     const uint64_t bytes = reader_.offset() - std::exchange(read_, reader_.offset());
     const bool mine = (number - 1) % options_.shard.parts == options_.shard.part - 1;
     const bool blank = line_.find_first_not_of(" \t") == std::string::npos;
@@ -74,6 +78,14 @@ BatchInput::Next BatchInput::next(int milliseconds, const BatchOutput &output) {
         return {Next::State::PassedOver};
     }
     return {Next::State::Row, std::move(row), line_, bytes};
+}
+
+BatchEnd BatchInput::end() const {
+    return {.rows = static_cast<uint64_t>(rows_),
+            .lines = static_cast<uint64_t>(reader_.number()),
+            .bytes = reader_.offset(),
+            .input = shown_hash(sum_.value()),
+            .version = build_commit()};
 }
 
 // Notes each key once, and only the first kMost keys, because rows may carry any other data.

@@ -13,6 +13,7 @@
 #include "engine/commands/chat/line_reader.h"
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
+#include "gguf/base/checksum.h"
 
 namespace runnel::commands {
 
@@ -39,6 +40,8 @@ class BatchInput {
     uint64_t size() const { return size_; }
     uint64_t passed() const { return passed_; }
     uint64_t kept_bytes() const { return kept_bytes_; }
+    // What was read so far, for the manifest: lines of all shards, rows of this one.
+    BatchEnd end() const;
 
   private:
     void note_unknown(const std::string &key, int64_t line);
@@ -49,6 +52,7 @@ class BatchInput {
     Descriptor file_;
     LineReader reader_;
     std::string line_;
+    base::Checksum sum_;  // of all lines
     uint64_t size_ = 0, read_ = 0, passed_ = 0, kept_bytes_ = 0;
     int64_t rows_ = 0, kept_ = 0;
     std::set<std::string> unknown_keys_;  // those that a note has named

@@ -11,7 +11,6 @@
 #include <system_error>
 
 #include "engine/commands/json.h"
-#include "gguf/base/checksum.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 
@@ -51,6 +50,16 @@ std::optional<ManifestRow> row_of(const Json &object) {
     return row;
 }
 
+std::optional<BatchEnd> end_of(const Json &object) {
+    BatchEnd end;
+    const auto found = object.find("end");
+    if (found == object.end() || !found->is_object() || !take(*found, "rows", end.rows) ||
+        !take(*found, "lines", end.lines) || !take(*found, "bytes", end.bytes) ||
+        !take(*found, "input", end.input) || !take(*found, "version", end.version))
+        return std::nullopt;
+    return end;
+}
+
 std::optional<BatchSettings> settings_of(const Json &object) {
     int version = 0;
     const auto list = object.find("settings");
@@ -82,8 +91,11 @@ std::string content_hash(std::string_view bytes) {
     base::Checksum sum;
     sum.add_value(uint64_t{bytes.size()});
     sum.add(std::as_bytes(std::span(bytes)));
+    return shown_hash(sum.value());
+}
+
+std::string shown_hash(const base::Checksum::Value &value) {
     std::string text;
-    const base::Checksum::Value value = sum.value();
     for (const std::byte byte : std::as_bytes(std::span(&value, 1))) {
         char digits[3];
         std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(byte));
@@ -125,13 +137,19 @@ void BatchManifest::read(const std::string &text) {
     for (size_t at = 0, end; (end = text.find('\n', at)) != text.npos; at = end + 1) {
         const std::optional<Json> object = object_of(std::string_view(text).substr(at, end - at));
         if (!object) break;
+        if (end_) break;  // nothing follows the end
         if (auto settings = settings_of(*object)) {
+            is_mixed_ |= !rows_.empty() && settings_ != settings;
             settings_ = std::move(settings);
             header_ = at;
             take(*object, "output", output_);
         } else if (auto row = settings_ ? row_of(*object) : std::nullopt) {
+            is_mixed_ |= row->row.empty();
             rows_.push_back(std::move(*row));
             begins_.push_back(at);
+        } else if (auto found = settings_ ? end_of(*object) : std::nullopt) {
+            end_ = std::move(found);
+            end_at_ = at;
         } else {
             break;
         }
@@ -144,6 +162,9 @@ void BatchManifest::go_on(const std::string &output, const BatchSettings &settin
         good_ = 0;
     else if (rows < rows_.size())
         good_ = begins_[rows];
+    else if (end_)
+        good_ = end_at_;
+    end_.reset();
     if (good_ <= header_) settings_.reset();
     rows_.resize(rows);
     begins_.resize(rows);
@@ -170,6 +191,15 @@ void BatchManifest::append(const ManifestRow &row) {
                 {"bytes", row.bytes},
                 {"row", row.row},
                 {"answer", row.answer}}));
+}
+
+void BatchManifest::append(const BatchEnd &end) {
+    write(dump({{"end",
+                 {{"rows", end.rows},
+                  {"lines", end.lines},
+                  {"bytes", end.bytes},
+                  {"input", end.input},
+                  {"version", end.version}}}}));
 }
 
 void BatchManifest::write(const std::string &line) {

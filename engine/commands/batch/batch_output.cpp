@@ -225,8 +225,8 @@ bool BatchOutput::answered(const RowIdentity &row, std::string_view content) con
     const WrittenRows::Entry *entry = before_.find(row.line);
     if (!entry) {
         if (options_.ordered && row.line < before_.last())
-            throw UsageError("the output has later lines than " + std::to_string(row.line) +
-                             ", but not that one: resume it with its original --shard and --unordered");
+            throw UsageError("the output has answers to lines after " + std::to_string(row.line) +
+                             ", but not to that line: resume it with its original --shard and --unordered");
         return false;
     }
     if (entry->row.id != row.id && !options_.force)
@@ -284,6 +284,12 @@ void BatchOutput::sync() {
 
 void BatchOutput::close() {
     sync();
+}
+
+void BatchOutput::complete(const BatchEnd &end) {
+    if (!manifest_) return;
+    manifest_->append(end);
+    manifest_->sync();
 }
 
 }  // namespace runnel::commands

@@ -93,6 +93,8 @@ class BatchOutput {
     const std::string &name() const { return name_; }
     // Syncs. Throws OutputError.
     void close();
+    // Records that the output has the answers to all rows. Throws OutputError.
+    void complete(const BatchEnd &end);
 
   private:
     void write(uint64_t place, const std::string &line);

@@ -37,7 +37,10 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
       shared_(options, engine, format_),
       errors_(output.before().failed()) {
-    if (options.explain) explain_.emplace(engine, options.parallel);
+    if (options.explain) {
+        explain_.emplace(engine, options.parallel);
+        queue_.after_pass([this] { look(); });
+    }
     expect_template(format_, options.chat, options.raw);
     note_unused(options.chat, format_, io);
     output_.begin(batch_settings(options, engine, sampling_, requests_.system(), requests_.constraint()));
@@ -63,6 +66,7 @@ int BatchRun::loop() {
                  engine_, queue_, io_);
     if (explain_) io_.progress(explain_->text(queue_));
     expect_every_row(finished);
+    if (finished) output_.complete(input_.end());
     if (!finished) {
         note_stop();
         return exit_code::kInterrupted;
@@ -78,7 +82,6 @@ void BatchRun::answer_all() {
         if (queue_.unfinished() == 0 && ended_) break;
         if (queue_.unfinished() == 0) continue;
         const bool going = queue_.step(&stop_);
-        look();
         for (const completion::Event &event : queue_.events()) {
             if (const auto *piece = std::get_if<completion::Piece>(&event)) {
                 Waiting &waiting = waiting_.at(piece->id);
@@ -165,9 +168,8 @@ void BatchRun::fail(const RowIdentity &row, uint64_t place, uint64_t bytes, cons
     answered_bytes_ += bytes;
 }
 
-// For --explain: the cache as the step left it.
+// For --explain: the cache as the pass left it.
 void BatchRun::look() {
-    if (!explain_) return;
     std::vector<const cache::SequenceCache *> caches;
     for (const auto &[id, waiting] : waiting_)
         if (const decode::Sequence *sequence = queue_.sequence(id)) caches.push_back(&sequence->cache());

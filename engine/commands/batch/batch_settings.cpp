@@ -16,6 +16,7 @@ namespace runnel::commands {
 namespace {
 
 constexpr const char *kSeedSetting = "--seed";
+constexpr uint64_t kShardSeed = 0;
 
 template <class T>
 requires std::is_arithmetic_v<T> std::string text_of(T number) {
@@ -99,6 +100,7 @@ decode::SamplingOptions batch_sampling(const BatchOptions &options, const BatchO
         if (std::from_chars(seed->data(), seed->data() + seed->size(), value).ec == std::errc())
             flags.seed = value;
     }
+    if (!flags.seed && options.shard.parts > 1) flags.seed = kShardSeed;
     return sampling_options(flags);
 }
 

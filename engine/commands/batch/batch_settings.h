@@ -12,7 +12,8 @@
 
 namespace runnel::commands {
 
-// The sampling options of the run. Without --seed, a resumed run uses the seed of the earlier one.
+// The sampling options of the run. Without --seed, a resumed run uses the seed of the earlier one, and all
+// shards use the same seed: their answers are those of one run.
 decode::SamplingOptions batch_sampling(const BatchOptions &options, const BatchOutput &output);
 
 // Leaves out --parallel, -b, -t, --unordered and --timings, which change no byte of a text, and drafts unless the rule is

@@ -23,7 +23,8 @@ using Axes = std::vector<Axis>;
 
 constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv"};
 constexpr size_t kMostVariants = 1024;
-constexpr std::string_view kModes = "--roofline, --naive, --profile, --batching, --attention, --compare";
+constexpr std::string_view kModes =
+    "--roofline, --naive, --profile, --batching, --attention, --compare, --trace";
 
 std::shared_ptr<Axes> add_axes(OptionTable &table) {
     auto axes = std::make_shared<Axes>(std::size(kLists));
@@ -77,7 +78,8 @@ Command bench_command() {
                      "bench model.gguf --sequences 16,32 -p 0",
                      "bench model.gguf --roofline --plot roofline.svg", "bench model.gguf --naive -n 256",
                      "bench model.gguf --attention -d 1024,4096,16384",
-                     "bench model.gguf --batching --parallel 1,4,16 --rate 10,20"}};
+                     "bench model.gguf --batching --parallel 1,4,16 --rate 10,20",
+                     "bench model.gguf --trace requests.csv -c 8k --cache-size 4G"}};
     auto o = std::make_shared<BenchOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);
@@ -133,6 +135,20 @@ Command bench_command() {
     table.flag(
         "--compare-lists", exhibit->compare_lists,
         "compare the combinations of -ctk, -ctv, -t, -b and -ngl (-ctk f16,q8_0) as --compare does models");
+    table
+        .text("--trace", exhibit->trace,
+              "replay the requests of a file, without computing anything: the memory that their K and V take "
+              "with "
+              "reservation and with pages. CSV with TIMESTAMP,ContextTokens,GeneratedTokens, or JSON lines "
+              "with "
+              "prompt_tokens and completion_tokens, such as the answers of batch; -c is the context, "
+              "--parallel "
+              "the requests at a time (16), --cache-size the memory (8 contexts)")
+        .takes("FILE");
+    table
+        .number("--step-time", exhibit->step_ms, decode::NumberRange{0.001, 1e6},
+                "with --trace: milliseconds of a step, in which each running request gets a token")
+        .rare();
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
     table
         .text("-f,--file", o->file,
@@ -159,7 +175,7 @@ Command bench_command() {
     });
     table
         .text("--plot", exhibit->plot,
-              "with one of these modes (--roofline ... --compare): write the plot to this SVG file")
+              "with one of these modes (--roofline ... --trace): write the plot to this SVG file")
         .takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
@@ -177,7 +193,10 @@ Command bench_command() {
             !exhibit->rates.empty() || exhibit->requests > 0 || exhibit->seed != ExhibitOptions().seed;
         if (has_arrivals && !exhibit->batching)
             throw UsageError("--rate, --requests and --arrival-seed need --batching");
-        std::vector<std::string> inputs = {o->model.path, o->draft.model, o->file.value_or("")};
+        if (exhibit->step_ms != ExhibitOptions().step_ms && exhibit->trace.empty())
+            throw UsageError("--step-time needs --trace");
+        std::vector<std::string> inputs = {o->model.path, o->draft.model, o->file.value_or(""),
+                                           exhibit->trace};
         inputs.insert(inputs.end(), exhibit->compare.begin(), exhibit->compare.end());
         confine({inputs, {exhibit->plot}}, gpu_wish(o->model, o->draft));
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
@@ -185,6 +204,7 @@ Command bench_command() {
         if (exhibit->attention) return bench_attention(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
         if (exhibit->compares()) return bench_compare(*o, *exhibit, io);
+        if (!exhibit->trace.empty()) return bench_trace(*o, *exhibit, io);
         if (exhibit->batching) return bench_batching(*o, *exhibit, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);
     };

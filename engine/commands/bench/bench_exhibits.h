@@ -20,7 +20,11 @@ struct ExhibitOptions {
     uint64_t seed = 1;                 // of the arrivals
     std::vector<std::string> compare;  // further models
     bool compare_lists = false;        // compare the combinations of lists (-ctk f16,q8_0)
-    int chosen() const { return roofline + naive + profile + batching + attention + compares(); }
+    std::string trace;                 // a file of requests to replay
+    double step_ms = 20;               // of --trace: the time of a step
+    int chosen() const {
+        return roofline + naive + profile + batching + attention + compares() + !trace.empty();
+    }
     bool compares() const { return !compare.empty() || compare_lists; }
 };
 
@@ -31,6 +35,7 @@ int bench_profile(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_attention(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_batching(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);
 int bench_compare(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);
+int bench_trace(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);
 
 // Shows the name of the running test on a terminal; an empty name clears the line.
 void show_progress(Io &io, const std::string &test);

@@ -2,10 +2,12 @@
 
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/commands/generation.h"
+#include "engine/measure/block_cost.h"
 #include "engine/measure/median.h"
 #include "engine/measure/speculation_bench.h"
 
@@ -18,6 +20,8 @@ using text::TokenId;
 
 const std::vector<int32_t> kShownPasses{2, 4, 8, 16, 32};
 
+constexpr int32_t kBlockTurns = 8;  // of each repetition
+
 constexpr const char *kPassage =
     "The old clockmaker lived at the end of the lane, in a house with eleven windows and one door. Every "
     "morning he wound the clocks in the front room, one after the other, and every evening he listened to "
@@ -28,6 +32,7 @@ struct Results {
     std::vector<SpeedComparison> comparisons;
     std::vector<double> passes;  // costs of kShownPasses
     std::vector<AcceptanceRow> acceptances;
+    std::optional<measure::BlockCost> block;  // with a draft block
 };
 
 std::string side_by_side(const std::vector<SpeedComparison> &comparisons) {
@@ -74,6 +79,52 @@ std::string acceptance_table(const Results &results) {
     return text;
 }
 
+std::string block_table(const measure::BlockCost &cost) {
+    char part[160];
+    std::snprintf(part, sizeof part,
+                  "\na plain step takes %.2f ms, a step of the draft block %.2f ms; in plain steps:\n",
+                  1000 * cost.plain_seconds, 1000 * cost.step_seconds);
+    std::string text = part;
+    text += "tokens        pass   catching up   draft block, one token\n";
+    for (size_t n = 0; n < cost.passes.size(); ++n) {
+        std::snprintf(part, sizeof part, "%6zu %11.2f %13.2f", n + 1, cost.passes[n], cost.catch_up[n]);
+        text += part;
+        std::snprintf(part, sizeof part, "%25.2f", cost.step);
+        text += (n == 0 ? part : "") + std::string("\n");
+    }
+    text += "\nbound of the gain with the draft block, by acceptance rate and draft length\naccepted";
+    for (int32_t length = 1; length < measure::kBlockRows; ++length) {
+        std::snprintf(part, sizeof part, "%8d", length);
+        text += part;
+    }
+    text += '\n';
+    for (const double acceptance : measure::kAcceptances) {
+        std::snprintf(part, sizeof part, "%7.0f%%", 100 * acceptance);
+        text += part;
+        for (int32_t length = 1; length < measure::kBlockRows; ++length) {
+            std::snprintf(part, sizeof part, "%7.2fx", measure::block_gain(cost, acceptance, length));
+            text += part;
+        }
+        text += '\n';
+    }
+    return text;
+}
+
+Json block_json(const measure::BlockCost &cost) {
+    Json json = {{"plain_seconds", cost.plain_seconds},
+                 {"step_seconds", cost.step_seconds},
+                 {"step", cost.step},
+                 {"passes", cost.passes},
+                 {"catch_up", cost.catch_up},
+                 {"bounds", Json::array()}};
+    for (const double acceptance : measure::kAcceptances)
+        for (int32_t length = 1; length < measure::kBlockRows; ++length)
+            json["bounds"].push_back({{"acceptance", acceptance},
+                                      {"length", length},
+                                      {"gain", measure::block_gain(cost, acceptance, length)}});
+    return json;
+}
+
 Json json_of(const Results &results) {
     Json json = {{"texts", Json::array()}, {"pass_costs", Json::array()}, {"dial", Json::array()}};
     for (const SpeedComparison &c : results.comparisons)
@@ -95,6 +146,7 @@ Json json_of(const Results &results) {
                                 {"reached", row.reached()},
                                 {"lengths", std::move(lengths)}});
     }
+    if (results.block) json["draft_block"] = block_json(*results.block);
     return json;
 }
 
@@ -112,8 +164,9 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
     const int64_t passage = static_cast<int64_t>(std::string_view(kPassage).size()) + 8;  // tokens, at most
-    const int64_t needed = std::max(
-        {int64_t{2} * generate + 256, passage + generate, measure::acceptance_context(options.repetitions)});
+    const int64_t needed = std::max({int64_t{2} * generate + 256, passage + generate,
+                                     measure::acceptance_context(options.repetitions),
+                                     passage + int64_t{10} * kBlockTurns * options.repetitions});
     engine_flags.sequences = 2;  // plain and drafted take turns
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)
@@ -145,13 +198,18 @@ int bench_speculation(const BenchOptions &options, Io &io) {
         results.acceptances.push_back(bench.measure(acceptance));
     }
     results.passes = bench.pass_costs(kShownPasses);
+    if (engine.draft_block() && engine.executor().batch_size() >= measure::kBlockRows) {
+        io.note("measuring the draft block");
+        results.block = measure::measure_block(engine, prompt, kBlockTurns * options.repetitions, stop);
+    }
 
     const std::string device = engine.executor().device().name;
     Json json = {{"model", options.model.path}, {"device", device}, {"tokens", generate}};
     json["speculation"] = json_of(results);
     io.out.write(options.json()
                      ? dump(json, 2)
-                     : device + "\n\n" + side_by_side(results.comparisons) + acceptance_table(results));
+                     : device + "\n\n" + side_by_side(results.comparisons) + acceptance_table(results) +
+                           (results.block ? block_table(*results.block) : ""));
     return exit_code::kDone;
 }
 

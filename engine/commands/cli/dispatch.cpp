@@ -179,6 +179,8 @@ int call(Command made, const Arguments &arguments, Io &io) {
                       (command.needs_no_model && command.needs_no_model());
     if (none && line.words.empty()) return command.call({}, io);
     if (none && command.takes_text && line.words.size() == 1) return command.call({{}, line.words[0]}, io);
+    if (none && command.operands_now && command.operands_now(line.words.size()) == line.words.size())
+        return command.call({.model = {}, .text = {}, .operands = line.words}, io);
     if (none) throw UsageError("unexpected argument " + gguf::quoted(line.words[0]));
     Arguments before = line.words;
     const bool has_model = common.model || default_model;

@@ -143,7 +143,7 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
     table
         .choice("--mtp", o.mtp,
                 {{"auto", decode::Mtp::Auto}, {"on", decode::Mtp::On}, {"off", decode::Mtp::Off}},
-                "draft with the file's own next-token-prediction block, on the CPU; auto: if it has one")
+                "draft with the file's own next-token-prediction block; auto: if it has one")
         .or_alone("on");
     table
         .number("--self-draft", o.self_layers, whole_numbers(0, 4096),
@@ -218,7 +218,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     }
     table
         .list("--dry-sequence-breaker,--dry-breaker", o.dry_breakers,
-              "DRY: repetitions end at this text; none: no such texts; replaces \\n : \" *; repeatable")
+              "DRY: a text that ends a repetition, in place of \\n : \" *; none: no such text; repeatable")
         .rare();
     table
         .add("--samplers,--sampling-seq,--sampler-seq", "ORDER",

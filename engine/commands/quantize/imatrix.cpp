@@ -93,8 +93,8 @@ void warn_of_experts(const ImportanceSums &sums, Io &io) {
             few += count > 0 && count < kFewRows;
         }
     if (unmet + few > 0)
-        io.note("matrices of experts: " + std::to_string(unmet) + " without a token, " + std::to_string(few) +
-                " with fewer than " + std::to_string(kFewRows) + ": use a longer or more varied text");
+        io.note("matrices of experts: " + std::to_string(unmet) + " got no token, " + std::to_string(few) +
+                " got fewer tokens than " + std::to_string(kFewRows) + ": use a longer or more varied text");
 }
 
 std::string table(const ImportanceSums &sums) {

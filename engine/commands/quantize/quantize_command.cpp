@@ -36,7 +36,8 @@ Command quantize_command() {
         .list("--tensor-type", o->tensor_types,
               "a type for tensors by name, PATTERN=TYPE; the first match counts")
         .takes("PATTERN=TYPE");
-    table.text("--tensor-type-file", o->tensor_type_file, "more of them, a line each").takes("FILE");
+    table.text("--tensor-type-file", o->tensor_type_file, "a file with such rules, one per line")
+        .takes("FILE");
     table.text("--output-tensor-type", o->output_type, "type of output.weight").takes("TYPE");
     table.text("--token-embedding-type", o->embedding_type, "type of token_embd.weight").takes("TYPE");
     table.flag("--pure", o->pure, "the same type for all tensors, without the mix's exceptions");
@@ -61,7 +62,7 @@ Command quantize_command() {
     table.add("--target-size", "SIZE",
               "choose types for a size of OUT with all metadata: 4.2G, 800M (powers of 1024)",
               byte_count(target.size));
-    table.add("--target-bpw", "N", "choose types for so many bits per weight, over all tensors",
+    table.add("--target-bpw", "N", "choose types for N bits per weight on average over all tensors",
               [&target](const std::string &text) {
                   target.bits_per_weight = number_in({.low = 0.1, .high = 32}, text);
               });
@@ -83,8 +84,8 @@ Command quantize_command() {
              })
         .by_default("16");
     table.flag("--report", target.report,
-               "with a target: the sensitivity of attention and feed-forward matrices");
-    table.flag("--keep-split", o->keep_split, "as many parts as IN has, named OUT-00001-of-0000N.gguf");
+               "with a target: print the sensitivity of attention and feed-forward matrices");
+    table.flag("--keep-split", o->keep_split, "write as many parts as IN has, named OUT-00001-of-0000N.gguf");
     table.flag("--dry-run", o->dry_run, "print the types and sizes, write nothing");
     table.flag("--json", o->json, "with --dry-run: as JSON");
     table.flag("--overwrite", o->overwrite, "replace OUT if it exists");

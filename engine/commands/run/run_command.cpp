@@ -82,9 +82,12 @@ Command run_command() {
         .rare();
     table
         .number("--layer", o->layer, whole_numbers(0, 1 << 16),
-                "of --attention-map, from 0 on (default: the one in the middle)")
+                "with --attention-map: the layer, from 0 on (default: the middle one)")
         .rare();
-    table.number("--head", o->head, whole_numbers(0, 1 << 16), "of --attention-map (default: all)").rare();
+    table
+        .number("--head", o->head, whole_numbers(0, 1 << 16),
+                "with --attention-map: the head, from 0 on (default: all)")
+        .rare();
     table.flag("--echo,--display-prompt", o->echo, "print the prompt first");
     add_stats_options(table, o->stats);
     command.writes_files = true;

@@ -36,8 +36,22 @@ struct Draft {
     std::vector<Branch> branches = {};
 };
 
-class ModelDraft;
 class StopRequest;
+
+// A draft that has begun and needs passes of a device, which drafts of other sequences can share.
+class PendingDraft {
+  public:
+    virtual ~PendingDraft() = default;
+    // Drafts with the same group can share passes.
+    virtual const void *group() const = 0;
+    // Completes `drafts`, this one among them, all of its group. See draft_together().
+    virtual void complete(std::span<PendingDraft *const> drafts, const StopRequest *stop) = 0;
+};
+
+// Completes drafts that have begun; those of a group share passes. A requested stop or a full cache ends drafts
+// with the tokens they have. A DecodeError or BackendError ends the draft whose row cannot be sampled from or, if
+// the device fails, all drafts of its group; DraftSource::finish() of these drafts throws it.
+void draft_together(std::span<PendingDraft *const> drafts, const StopRequest *stop);
 
 // One per sequence.
 class DraftSource {
@@ -58,10 +72,9 @@ class DraftSource {
                         Sampler &sampler) = 0;
 
     // draft() in two parts, so that the drafts of several sequences can be made in common passes. If begin()
-    // returns a ModelDraft, draft_together() (model_draft.h) must run it before finish(); `sampler` must live
-    // until then.
-    virtual ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
-                              Sampler &sampler) {
+    // returns a draft, draft_together() must run it before finish(); `sampler` must live until then.
+    virtual PendingDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                                Sampler &sampler) {
         ready_ = draft(text, most, least_probability, sampler);
         return nullptr;
     }

@@ -48,7 +48,7 @@ class Drafting {
   private:
     void load_model(Engine &target, int32_t sequences);
     void cut_model(Engine &target, int32_t sequences);
-    void load_block(Engine &target, Mtp mtp);
+    void load_block(Engine &target, int32_t sequences);
 
     DraftingOptions options_;
     std::shared_ptr<SharedCosts> costs_ = std::make_shared<SharedCosts>();

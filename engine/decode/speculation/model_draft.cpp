@@ -67,8 +67,8 @@ Draft ModelDraft::finish() {
     return writer_.take();
 }
 
-ModelDraft *ModelDraft::begin(std::span<const TokenId> text, int32_t most, float least_probability,
-                              Sampler &sampler) {
+PendingDraft *ModelDraft::begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                                Sampler &sampler) {
     failure_ = nullptr;
     most_ = most;
     writer_.begin(text, most, least_probability, sampler);
@@ -78,7 +78,8 @@ ModelDraft *ModelDraft::begin(std::span<const TokenId> text, int32_t most, float
 
 Draft ModelDraft::draft(std::span<const TokenId> text, int32_t most, float least_probability,
                         Sampler &sampler) {
-    if (ModelDraft *self = begin(text, most, least_probability, sampler)) draft_together({&self, 1}, nullptr);
+    if (PendingDraft *self = begin(text, most, least_probability, sampler))
+        draft_together({&self, 1}, nullptr);
     return finish();
 }
 
@@ -124,15 +125,10 @@ void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
 
 }  // namespace
 
-void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
-    std::vector<ModelDraft *> open(drafts.begin(), drafts.end());
-    while (!open.empty()) {
-        const Executor *first = &open.front()->entry().executor();
-        const auto others = std::stable_partition(
-            open.begin(), open.end(), [&](ModelDraft *draft) { return &draft->entry().executor() == first; });
-        drive({open.begin(), others}, stop);
-        open.erase(open.begin(), others);
-    }
+void ModelDraft::complete(std::span<PendingDraft *const> drafts, const StopRequest *stop) {
+    std::vector<ModelDraft *> models;
+    for (PendingDraft *draft : drafts) models.push_back(static_cast<ModelDraft *>(draft));
+    drive(models, stop);
 }
 
 }  // namespace runnel::decode

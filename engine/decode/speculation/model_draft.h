@@ -19,7 +19,7 @@ namespace runnel::decode {
 // The draft model's sequence keeps the longest prefix that it shares with the text; cached tokens are not
 // computed again. If the text exceeds the draft model's context, the model sees only the last tokens, half a
 // context of them. If the cache is full because of other sequences, there is no draft.
-class ModelDraft final : public DraftSource {
+class ModelDraft final : public DraftSource, public PendingDraft {
   public:
     // `executor` must outlive this object. with_distributions: for the rejection rule.
     ModelDraft(Executor &executor, std::string_view name, bool with_distributions = false)
@@ -27,13 +27,15 @@ class ModelDraft final : public DraftSource {
 
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override;
-    ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
-                      Sampler &sampler) override;
+    PendingDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                        Sampler &sampler) override;
+    const void *group() const override { return &entry_.executor(); }
+    void complete(std::span<PendingDraft *const> drafts, const StopRequest *stop) override;
     // Throws the error that ended the draft, if there was one.
     Draft finish() override;
     std::string_view name() const override { return name_; }
 
-    // For draft_together(), between begin() and finish(): while entry() is due, the caller computes it and
+    // For complete(), between begin() and finish(): while entry() is due, the caller computes it and
     // then calls advance(), which drafts the next token; it is due in turn unless the draft is complete.
     ScheduledSequence &entry() { return entry_; }
     void advance();
@@ -56,11 +58,5 @@ class ModelDraft final : public DraftSource {
     size_t skipped_ = 0;             // first tokens of the text that the sequence leaves out
     std::vector<TokenId> readable_;  // the text for the sequence, unknown ids replaced
 };
-
-// Completes drafts that have begun; those with the same executor share passes. A requested stop or a full
-// cache ends drafts with the tokens they have. A DecodeError or BackendError ends the draft whose row
-// cannot be sampled from or, if the device fails, all drafts of its executor; finish() of these drafts
-// throws it.
-void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop);
 
 }  // namespace runnel::decode

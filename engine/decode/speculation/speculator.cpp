@@ -147,10 +147,10 @@ class Speculator::Asking {
     Asking(const Part &part, const StopRequest *stop)
         : part_(part), stop_(stop), most_(std::min(part.most, part.speculator->options_.length.most)) {}
 
-    // Asks the next source that may have a draft. False when none is left. If `model_` is set, run it.
+    // Asks the next source that may have a draft. False when none is left. If pending() is not null, run it.
     bool begin() {
         Speculator &s = *part_.speculator;
-        for (model_ = nullptr; next_ < s.sources_.size();) {
+        for (pending_ = nullptr; next_ < s.sources_.size();) {
             Source &source = s.sources_[next_++];
             if (!source.drafts) continue;
             asked_ = s.costs_ ? source.length.ask(s.costs_->costs(), most_, part_.beside) : most_;
@@ -159,14 +159,14 @@ class Speculator::Asking {
             source_ = &source;
             guard([&] {
                 source.drafts->follow(part_.cache, stop_);
-                model_ =
+                pending_ =
                     source.drafts->begin(part_.text, asked_, s.options_.least_probability, *part_.sampler);
             });
             return true;
         }
         return false;
     }
-    ModelDraft *model() const { return model_; }
+    PendingDraft *pending() const { return pending_; }
     void drove(double seconds) { seconds_ += seconds; }
 
     // True when there is something to verify.
@@ -208,7 +208,7 @@ class Speculator::Asking {
     int32_t most_;
     size_t next_ = 0;  // source
     Source *source_ = nullptr;
-    ModelDraft *model_ = nullptr;
+    PendingDraft *pending_ = nullptr;
     int32_t asked_ = 0;
     double seconds_ = 0;
 };
@@ -222,14 +222,14 @@ void Speculator::propose_together(std::span<const Part> parts, const StopRequest
     }
     while (!open.empty()) {
         std::erase_if(open, [](Asking &asking) { return !asking.begin(); });
-        std::vector<ModelDraft *> models;
+        std::vector<PendingDraft *> pending;
         for (const Asking &asking : open)
-            if (asking.model()) models.push_back(asking.model());
+            if (asking.pending()) pending.push_back(asking.pending());
         const auto start = Clock::now();
-        draft_together(models, stop);
-        const double each = seconds_since(start) / static_cast<double>(std::max<size_t>(1, models.size()));
+        draft_together(pending, stop);
+        const double each = seconds_since(start) / static_cast<double>(std::max<size_t>(1, pending.size()));
         for (Asking &asking : open)
-            if (asking.model()) asking.drove(each);
+            if (asking.pending()) asking.drove(each);
         std::erase_if(open, [](Asking &asking) { return asking.finish(); });
     }
 }

@@ -28,8 +28,8 @@ Sampler sampler_of(const Sampler &target, const DraftVocabulary &vocabulary) {
 
 Draft draft_alone(DraftSource &source, std::span<const TokenId> text, int32_t most, float least_probability,
                   Sampler &sampler) {
-    if (ModelDraft *model = source.begin(text, most, least_probability, sampler))
-        draft_together({&model, 1}, nullptr);
+    if (PendingDraft *draft = source.begin(text, most, least_probability, sampler))
+        draft_together({&draft, 1}, nullptr);
     return source.finish();
 }
 
@@ -42,8 +42,8 @@ class MappedDraft final : public DraftSource {
                 Sampler &sampler) override {
         return draft_alone(*this, text, most, least_probability, sampler);
     }
-    ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
-                      Sampler &sampler) override {
+    PendingDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                        Sampler &sampler) override {
         if (!sampler_) sampler_ = sampler_of(sampler, *vocabulary_);
         sampler_->set_stream(sampler.stream());
         text_.clear();
@@ -170,8 +170,8 @@ class BridgedDraft final : public DraftSource {
                 Sampler &sampler) override {
         return draft_alone(*this, text, most, least_probability, sampler);
     }
-    ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
-                      Sampler &sampler) override {
+    PendingDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                        Sampler &sampler) override {
         begun_ = false;
         if (most <= 0) return nullptr;
         if (!sampler_) sampler_ = sampler_of(sampler, *vocabulary_);

@@ -1,6 +1,6 @@
 // gemma2: norms before and after both halves of a layer, soft-caps on scores and logits, a window on every
-// other layer beginning with the first. The 27B model (46 layers) scales scores by the width of a layer per
-// head.
+// other layer beginning with the first. The 27B model (46 layers) scales scores by
+// 1 / sqrt(embedding_length / head_count) instead of by the head size.
 #include <cmath>
 
 #include "engine/model/decoder.h"

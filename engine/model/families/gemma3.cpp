@@ -1,6 +1,6 @@
 // gemma3: as gemma2 without soft-caps on scores, with normed query and key heads; five window layers, then a
 // full one. RoPE of window layers: base 10000, no scaling. The 27B model (62 layers) scales scores
-// by the width of a layer per head.
+// by 1 / sqrt(embedding_length / head_count) instead of by the head size.
 #include <cmath>
 
 #include "engine/model/decoder.h"

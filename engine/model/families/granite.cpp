@@ -1,5 +1,5 @@
 // granite, granitemoe: Granite 3, and Granite 4 models without state-space layers. As llama with four scales;
-// logits are divided by theirs. Without RoPE if the file has rope.scaling.finetuned = false.
+// logits are divided by logit_scale. Without RoPE if the file has rope.scaling.finetuned = false.
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
 

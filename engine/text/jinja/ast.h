@@ -190,7 +190,7 @@ struct With {
     Body body;
 };
 struct Scoped {
-    Body body;  // variables set in it end with it
+    Body body;  // variables set in it are not visible after it
 };
 struct Jump {
     bool leaves;  // break; otherwise continue

@@ -14,7 +14,7 @@ class ExpressionParser {
   public:
     ExpressionParser(TokenStream &stream, SymbolTable &symbols) : stream_(stream), symbols_(symbols) {}
 
-    // One expression. without_if: does not accept "a if b" (in the head of a for loop).
+    // One expression. with_if = false: "a if b" is not accepted (in the head of a for loop).
     Expr expression(bool with_if = true);
     // Like expression(), but expressions separated by commas form a tuple. Stops before `end`, if given.
     Expr tuple(bool with_if = true, std::string_view end = {}, bool in_parentheses = false);
@@ -35,7 +35,7 @@ class ExpressionParser {
         if (!unknown_.empty()) throw unknown_.front();
     }
 
-    // The special names found so far: the parsers of macros and loops ask which ones their bodies
+    // The special names found so far, from which the parsers of macros and loops take those that their bodies
     // use.
     struct SpecialNames {
         bool caller = false, varargs = false, kwargs = false, loop = false;

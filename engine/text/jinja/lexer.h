@@ -36,7 +36,7 @@ struct Token {
     bool is_operator(std::string_view symbol) const { return is(TokenKind::Operator, symbol); }
 };
 
-// Converts line ends to " " and drops one at the very end. Positions and lex() refer to this text.
+// Converts line ends to "\n" and drops one at the very end. Positions and lex() refer to this text.
 std::string normalize_source(std::string_view source);
 
 // The last token is End. `source`: from normalize_source(). Throws TemplateError{Syntax}.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 40;  // largest width: charging its memory then fails
 
-// A text of the same kind as self.
+// A string of `text` that is markup if `self` is.
 Value like(Runtime &runtime, const Value &self, MarkedText text) {
     return runtime.string(std::move(text), self.string()->markup);
 }

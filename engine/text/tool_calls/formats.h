@@ -36,7 +36,7 @@ struct ToolFormat {
                      id_key = {};                                 // Object and List: the keys
     std::string_view id_mark = {};                                // Named: stands between the name and an id
     std::string_view parameter = {}, value = {}, end_value = {};  // Parameters: the marks of one parameter
-    bool typed = false;    // `value` is followed by true or false (is it a string?) and ">
+    bool typed = false;    // `value` is followed by true or false (whether it is a string) and ">
     bool counted = false;  // Named: a colon and a number follow the name
     bool repeats = true;   // more than one call in an answer
     // Named: what stands in the place of a name before text. The prompt then ends with `before`, so an answer begins

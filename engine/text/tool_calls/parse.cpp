@@ -336,7 +336,7 @@ Opening opening_of(const ToolFormat &format, const ToolUse &tools, std::string_v
     const bool calls = (cursor.peek() == '\n' || cursor.peek() == '{') && tools.find(name);
     return {calls ? Opening::Kind::Call : Opening::Kind::None, 0};
 }
-// The end of the mark before text that begins at `at`; npos if none does.
+// The end of the mark before text that begins at `at`; npos if no such mark begins there.
 size_t behind_text_mark(const ToolFormat &format, std::string_view text, size_t at) {
     if (format.text_name.empty() || at == text.npos) return text.npos;
     Cursor cursor(text, at);
@@ -344,10 +344,14 @@ size_t behind_text_mark(const ToolFormat &format, std::string_view text, size_t 
     return is_mark ? cursor.at() : text.npos;
 }
 
-}  // namespace
+// What stands before the text that is parsed.
+struct Before {
+    bool opening = false;  // the beginning of the answer
+    bool content = false;
+};
 
-ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, std::string_view text,
-                              uint64_t salt) {
+ParsedAnswer parse(const ToolFormat &format, const ToolUse &tools, std::string_view text, uint64_t salt,
+                   Before before) {
     ParsedAnswer answer;
     CallReader reader(format, tools);
     const std::vector<std::string_view> triggers = format.triggers();
@@ -386,7 +390,7 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
         return in_section ? call : section;
     };
     size_t at = 0;
-    if (!format.text_name.empty()) {
+    if (!format.text_name.empty() && !before.opening) {
         const Opening opening = opening_of(format, tools, text, 0);
         if (opening.kind == Opening::Kind::Text) at = opening.behind;
         if (opening.kind == Opening::Kind::Call) {
@@ -417,7 +421,7 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
         }
         if (behind_mark != text.npos) {
             answer.content += without_space_behind(text.substr(at, trigger - at));
-            if (!answer.content.empty()) answer.content += '\n';
+            if (before.content || !answer.content.empty()) answer.content += '\n';
             at = behind_mark;
             continue;
         }
@@ -432,6 +436,13 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
     }
     note();
     return answer;
+}
+
+}  // namespace
+
+ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, std::string_view text,
+                              uint64_t salt) {
+    return parse(format, tools, text, salt, {});
 }
 
 std::string ToolCallSplitter::push(std::string_view text) {
@@ -478,7 +489,7 @@ std::string ToolCallSplitter::push(std::string_view text) {
         blank_ += keep;
         return {};
     }
-    began_ = true;
+    began_ = shown_ = true;
     std::string content = pending_.substr(0, blank_ + shown);
     pending_.erase(0, blank_ + shown);
     blank_ = keep - shown;
@@ -488,7 +499,7 @@ std::string ToolCallSplitter::push(std::string_view text) {
 ParsedAnswer ToolCallSplitter::flush() {
     const std::string text = std::exchange(pending_, {});
     blank_ = 0;
-    return parse_tool_calls(*format_, *tools_, text, salt_);
+    return parse(*format_, *tools_, text, salt_, {.opening = began_, .content = shown_});
 }
 
 }  // namespace runnel::text

@@ -40,8 +40,10 @@ class ToolCallSplitter {
     const ToolUse *tools_;
     uint64_t salt_;
     std::string pending_;
-    size_t blank_ = 0;  // bytes of white space at the start of pending_, in which no mark begins
-    bool began_ = false, holds_ = false;
+    size_t blank_ = 0;    // bytes of white space at the start of pending_, in which no mark begins
+    bool began_ = false;  // the beginning of the answer is behind
+    bool shown_ = false;  // some content was returned
+    bool holds_ = false;
 };
 
 }  // namespace runnel::text

@@ -42,9 +42,10 @@ struct ToolUse {
     bool parallel = true;  // more than one call in an answer
 
     const Tool *find(std::string_view name) const;
-    // "auto", "required", "none", or any other tool's name. Throws std::invalid_argument for other words.
+    // Chooses "auto", "required", "none" or the tool that another word names. Throws std::invalid_argument if no such
+    // tool can be called.
     void choose(const std::string &word);
-    // A tool whose name may be one of those words. Throws std::invalid_argument if it cannot be called.
+    // Chooses a tool, whose name may be one of those words. Throws std::invalid_argument if it cannot be called.
     void choose_tool(const std::string &name);
 };
 

@@ -136,7 +136,7 @@ constexpr int32_t first_visible(const AttentionParams &p, int32_t own) {
     return first > p.sink_cells ? first : p.sink_cells;
 }
 
-// The splits visible to some row of a sequence: `sinks` of sink cells, then `others`, from split `first` on.
+// The splits visible to some row of a sequence: `sinks` splits of sink cells, then splits [first, first + others).
 struct Splits {
     int32_t sinks, first, others;
 };
@@ -173,8 +173,8 @@ constexpr int64_t prefill_blocks(int32_t heads, int32_t kv_heads, int64_t tokens
     const int64_t items = kv_heads * (tokens * (heads / kv_heads) / kPrefillRows + tokens);
     return items < kMostAttentionBlocks ? items : kMostAttentionBlocks;
 }
-// Floats of AttentionParams::totals for a launch of this many blocks: heads above 128 keep their totals
-// there, on sm_75 all heads.
+// Floats of AttentionParams::totals for a launch of this many blocks: heads of more than 128 dimensions keep
+// their totals there, and on sm_75 all heads do.
 constexpr int64_t attention_prefill_totals(int32_t dim_k, int32_t dim_v, int64_t blocks, bool on_turing) {
     return on_turing || dim_k > 128 || dim_v > 128 ? blocks * kPrefillRows * 128 : 0;
 }
@@ -185,16 +185,16 @@ Kernel<AttentionParams> attention_wide_kernel();
 inline constexpr int kWideTotals = 9216;
 size_t attention_wide_shared();
 
-// The work on a sequence, as `items` for blocks. Side by side, an item is one split of one tile and K/V head,
-// and the last to finish joins the partial results in AttentionParams::partial. Otherwise an item is a tile
-// with all its splits, one after the other: equally fast when the tiles fill the device, and without partial
-// results. The bits are the same.
+// The work on a sequence, divided into `items`, each for one block. If side_by_side, an item is one split of one
+// tile and K/V head, and the last block to finish a tile joins its results from AttentionParams::partial.
+// Otherwise an item is a tile with all its splits, one after the other, which needs no partial results and is
+// equally fast when the tiles fill the device. The bits are the same.
 struct WideWork {
     int32_t tiles, splits;
     bool side_by_side;
     int32_t items;
 };
-inline constexpr int32_t kWideTiles = 128;  // over all K/V heads: from here on the tiles fill the device
+inline constexpr int32_t kWideTiles = 128;  // so many tiles, over all K/V heads, fill the device
 
 // The largest number of items that a layer processes side by side: enough for one token with 131072 cells.
 constexpr int32_t wide_room(int32_t heads, int32_t kv_heads) {

@@ -7,8 +7,8 @@
 // If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn into one tile
 // of 16-bit rows: more blocks then fit on a multiprocessor, which keeps as many cells in flight. On sm_75 K
 // and V of any type take turns in that tile, without raw tiles; other blocks hide the latency.
-// The rows of the batch's new tokens are computed where they are needed; tile 0 also stores them in the
-// cache. Bytes: each K/V byte of a split once per tile; with several splits 16 (dim_v + 2) floats of scratch
+// Every block computes k and v of the batch's new tokens that it needs; tile 0 also stores them in the cache.
+// Bytes: each K/V byte of a split once per tile; with several splits 16 (dim_v + 2) floats of scratch
 // per item (3% at dim 128), written and read.
 #include "kernels/cuda/attention/attention_load.h"
 #include "kernels/cuda/attention/attention_split.h"

@@ -8,7 +8,7 @@
 
 namespace runnel::kernels::cuda {
 
-// How the warps of a launch process heads.
+// What a warp does with a head: norm, RoPE, factor, Hadamard rotation.
 struct HeadRecipe {
     const float *norm;  // [dim] or null
     int dim;
@@ -63,8 +63,8 @@ DEVICE void rotate_head(float *x, int dim) {
     warp_sync();
 }
 
-// Warp collective: leaves the finished head in x. from: global, any alignment; x: shared memory of this warp
-// alone, [dim], not read by other lanes.
+// Warp collective: computes the finished head in x. from: global memory, any alignment. x: [dim], shared memory
+// of this warp alone; no lane may still be reading its old content.
 DEVICE void make_head(const HeadRecipe &head, const float *from, float *x) {
     for (int d = lane_index(); d < head.dim; d += 32) x[d] = from[d];
     if (head.norm && !head.norm_after_rope) norm_head(head, x);

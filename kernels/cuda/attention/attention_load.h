@@ -31,7 +31,7 @@ DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const Ca
     }
 }
 
-// The scales that one thread loads: of a tile's 32-value blocks number thread, thread + 128, ...
+// The scales that one thread loads: those of the tile's 32-value blocks thread, thread + 128, ...
 template <int kDim>
 struct Scales {
     static constexpr int kCount = kAttentionStep * (kDim / 32) / kAttentionThreads;
@@ -44,7 +44,7 @@ constexpr int raw_row_bytes(CacheType type) {
     return 2 * kDim >> halvings(type);
 }
 
-// Copies cells [64 step, 64 step + 64) into a raw tile by cp.async, loads the scales. Called by all threads.
+// Copies cells [64 step, 64 step + 64) into a raw tile by cp.async and loads the scales. Called by all threads.
 template <int kDim>
 DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                      const ValueRange &values, int step, const CellRange &cells, unsigned char *to,
@@ -102,7 +102,7 @@ DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const 
 }
 
 // Unpacks a raw tile that has arrived for all threads: rows of cells from the cache are unpacked, rows that
-// make() writes are left alone, other rows become zeros. All threads of the block.
+// make() writes (attention_decode.cu) are left alone, other rows become zeros. All threads of the block.
 template <int kDim>
 DEVICE void unpack(const CachePages &pages, const ValueRange &values, int step, const CellRange &cells,
                    const unsigned char *raw, const Scales<kDim> &scales, unsigned char *to) {

@@ -10,7 +10,7 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-// About 2,000 items at 128 dimensions: several for every block that a device runs at a time.
+// Enough for about 2,000 items at 128 dimensions: several for every block that a device runs at a time.
 constexpr int64_t kFillingFloats = int64_t{16} << 18;
 
 int64_t divide_up(int64_t a, int64_t b) {
@@ -48,8 +48,8 @@ bool is_wide(const Program &program, const Attention &a) {
     return is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
 }
 
-// A counter per tile. Up to kLinearTokens tokens, of as many sequences or of one, have at most a tile per
-// token and head. In larger batches a token and K/V head has at most kDecodeRows / kAttentionRows tiles.
+// One counter per tile. Up to kLinearTokens tokens, of one or of many sequences, have at most one tile per token
+// and head. In larger batches a token and K/V head has at most kDecodeRows / kAttentionRows tiles.
 int64_t attention_counters(const Program &program, int32_t max_tokens) {
     int64_t counters = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {

@@ -1,4 +1,4 @@
-// The device memory that attention takes in addition to the cache, all of it at load. Partial results have a
+// The device memory that attention takes in addition to the cache, all allocated at load. Partial results have a
 // bounded buffer; a batch whose splits do not fit is attended to in several launches.
 #pragma once
 

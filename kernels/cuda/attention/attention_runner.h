@@ -22,10 +22,10 @@ class AttentionRunner {
     // Allocates memory for batches of `max_tokens` tokens and uploads the rotations. The program outlives it.
     AttentionRunner(Stream &stream, const Program &program, const CacheConfig &cache, int32_t max_tokens);
 
-    // Loads the kernels of a step. Throws for what the device cannot run.
+    // Loads the kernels of a step. Throws if the device cannot run them.
     static void prepare(const Program &program, const Attention &step, const CacheConfig &cache);
 
-    // How a batch is divided.
+    // The launches into which the attention of a batch is divided.
     AttentionLaunches launches(std::span<const SequenceSpan> sequences, int32_t tokens) const;
 
     struct Operands {
@@ -37,7 +37,7 @@ class AttentionRunner {
         bool shares;                 // some sequence has shared cells
         AttentionLaunches launches;  // launches() of the batch
     };
-    // `quantize`: quantization of the output, may be null. False if the caller must launch it instead.
+    // quantize: the quantization of the output, or null. Returns false if the caller must launch it separately.
     bool enqueue(Launcher &launcher, const Attention &step, const QuantizeParams *quantize,
                  const Operands &operands) const;
 

@@ -93,8 +93,8 @@ DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &arrived) {
     return arrived == static_cast<uint32_t>(splits - 1);
 }
 
-// Joins splits in ascending order: items first, first + apart, ... A warp takes every kWarps-th row, its
-// lanes the columns, of which there are at most kColumns.
+// Joins the partial results of `splits` items in order: first, first + apart, ... A warp takes every kWarps-th
+// row, and its lanes take the row's columns, at most kColumns.
 template <int kColumns, int kWarps>
 DEVICE void join_splits(const AttentionParams &p, const RowSpace &space, int first_row, int first, int apart,
                         int splits) {

@@ -103,8 +103,8 @@ DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const
     return lane;
 }
 
-// Where the cells of a step come from: [begin, end) from the cache, [end, made) from make(); all
-// others become zeros.
+// Where the cells of a step come from: [begin, end) from the cache, [end, made) from make()
+// (attention_decode.cu); all others become zeros.
 struct CellRange {
     int begin, end, made;
 
@@ -246,7 +246,7 @@ DEVICE Join join(float m, float m_other) {
 
 // --- results ---------------------------------------------------------------------------------------------
 
-// The last factor of o: 1 / l, or with a sink that of step 4 in attention.h as well.
+// The final factor of o: 1 / l (step 5 of attention.h), or with a sink that of steps 4 and 5 together.
 DEVICE float final_factor(const AttentionParams &p, int head, float m, float l) {
     if (!p.sinks) return l > 0.0f ? 1.0f / l : 0.0f;
     const float sink = p.sinks[head] * kLog2E, top = fmaxf(m, sink), a = exp2_p(m - top);

@@ -46,9 +46,9 @@ struct Block {
     Run run;
     CellRange cells;          // of the run, visible to the tile
     int first, last;          // steps of the split
-    bool starts, ends;        // it is the first, or the last, split of the item that is visible to the tile
+    bool starts, ends;        // of the item's splits visible to the tile, this is the first, or the last
     bool other_run;           // the queries in shared memory are not those of this run
-    bool begun, begun_sinks;  // for thread 0: some visible split was begun; the latest was one of sink cells
+    bool begun, begun_sinks;  // for thread 0: a visible split was begun; the latest one has sink cells
 };
 
 struct WideShared {
@@ -102,7 +102,7 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
 
 // K or V of a K/V head in the two pages of a step.
 struct StepPages {
-    const unsigned char *first, *second;  // undefined if none of its cells is in the range
+    const unsigned char *first, *second;  // undefined if no cell of the page is in the range
 
     DEVICE const unsigned char *of(int row) const { return row < kPageCells ? first : second; }
 };
@@ -315,8 +315,8 @@ struct AttentionWide {
     }
 
     // At the end of a split, unless it is the item's only one: joins the sums into the total, or in the last
-    // split the total into the sums. The total is in global scratch, each thread's part its own, because
-    // registers and shared memory are full.
+    // split the total into the sums. The total is in global scratch, in a part of each thread's own,
+    // because registers and shared memory are full.
     static DEVICE void end_split(const Params &p, Sums<kTiles> &sums, bool first, bool last) {
         if (first && last) return;
         float *total = p.totals + int64_t{block_index()} * kWideTotals + thread_index();

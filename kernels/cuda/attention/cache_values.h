@@ -40,7 +40,7 @@ DEVICE uint8_t f32_to_e4m3(float x) {
 // Converts two e4m3 bytes, each in the high half of 16 bits, to binary16: exact, except that
 // 0x7f does not become NaN; OR the result with nan_of() for that.
 DEVICE uint32_t e4m3_number(uint32_t pair) {
-    return h2_mul((pair & 0x80008000u) | (pair >> 1 & 0x3f803f80u), 0x5c005c00u);  // 256
+    return h2_mul((pair & 0x80008000u) | (pair >> 1 & 0x3f803f80u), 0x5c005c00u);  // 0x5c00 is 256
 }
 DEVICE uint32_t nan_of(uint32_t pair) {
     return ((pair & 0x7f00u) == 0x7f00u ? 0x7fffu : 0u) |

@@ -21,8 +21,8 @@ class ExpertRunner {
     // Bytes that the constructor will allocate.
     static size_t bytes(const Program &program, const Plan &plan, int32_t max_tokens);
 
-    // input: the step's, quantized if the format of its matrices requires it. The slots are those of the
-    // step; add.data may be null.
+    // input: the step's input, quantized if the format of its matrices requires it. in, logits, add and out are
+    // the step's slots; add.data may be null.
     struct Operands {
         SlotMemory in, logits, add, out;
         Activations input;

@@ -24,7 +24,7 @@ DEVICE float4 load_floats(const float *x, int64_t k, int64_t cols) {
 struct ActivationPiece {
     uint4 codes;   // in the order of activations.h
     float scale;   // of the group, in every lane
-    float sum[2];  // of groups of 16 number 2 sub and 2 sub + 1 of the chunk, in all their lanes
+    float sum[2];  // of the chunk's groups of 16 number 2 sub and 2 sub + 1, in all their lanes
 };
 
 // A sum of up to 32 integers q as high + low, both exact in binary16.

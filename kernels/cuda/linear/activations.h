@@ -69,7 +69,8 @@ constexpr int64_t activation_scales_stride(int64_t k) {
 constexpr int64_t activation_halves_stride(int64_t k) {
     return (k + kActivationChunk - 1) / kActivationChunk * kActivationChunk;
 }
-// Bytes of the rows of `tokens` tokens; and the arrays within a buffer of that size (256-byte aligned).
+// activation_bytes(): bytes of the activations of `tokens` tokens. place_activations(): the arrays in a buffer of that
+// size, which is 256-byte aligned.
 constexpr int64_t activation_bytes(int64_t k, int64_t tokens, ActivationForms forms) {
     int64_t row = 0;
     if (forms.integers)

@@ -355,7 +355,8 @@ DEVICE float half_of(uint32_t word, int index) {
 template <TileFormat F, int kGroup>
 DEVICE float group_scale(const SideRegisters<F> &registers, int r) {
     if constexpr (F == TileFormat::NVFP4) {
-        // UE4M3 bits, put into a float, have the wrong bias; 2^119 makes half the number, subnormals too.
+        // UE4M3 bits placed in a float have another exponent bias: times 2^119 they are half the number, also if it is
+        // subnormal.
         const uint32_t scale = registers.scale[4 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
         return bits_float(scale << 20) * 0x1p119f;
     } else if constexpr (F == TileFormat::MXFP4) {

@@ -45,9 +45,9 @@ constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a gro
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 
-// The rows of activations that a lane needs. column[m]: of the token that it loads as column g of product m,
-// which is token 8m + g / 2, or 4 more if g is odd. own[j]: of the token that its sums j belong to. Columns
-// without a token repeat token 0; their results are dropped.
+// The rows of activations that a lane needs. column[m]: the row that it loads as column g of product m, which is
+// that of token 8m + g / 2, or of 4 more if g is odd. own[j]: the row of the token that its sums j belong to.
+// Columns without a token repeat token 0; their results are dropped.
 template <int kGroups, bool kGrouped>
 struct LaneTokens {
     static constexpr int kProducts = (kGroups + 1) / 2;
@@ -86,7 +86,7 @@ struct LaneActivations : LaneTokens<kGroups, kGrouped> {
     DEVICE float scale(int j, int32_t block) const {
         return x.scales[own[j] * static_cast<int32_t>(x.scales_stride) + block];
     }
-    // The sums (activations.h) of a chunk's two groups of 32, of the lane's token: x first parts, y second.
+    // The sums (activations.h) of a chunk's two groups of 32, of the lane's token: x has the first parts, y the second.
     DEVICE uint2 parts(int j, int32_t chunk) const {
         const uint16_t *first =
             x.sums + own[j] * static_cast<int32_t>(x.sums_stride) + chunk / 4 * kSumParts + chunk % 4 * 2;

@@ -155,7 +155,7 @@ struct PrefillMultiplier {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const uint4 *own = shared.main[kC / kStep % 2][2 * warp_index() + i];
-                // load_chunk() takes the start of a block: pass where it would be.
+                // load_chunk() expects the start of a block: pass the address where it would be.
                 load_chunk<F, kC + kStep - 1, CachedWeights>(
                     reinterpret_cast<const std::byte *>(own) - kBefore, main[i]);
             }
@@ -373,7 +373,7 @@ struct LinearPrefillBody {
         }
     }
 
-    // For a warp without tiles, which takes part in the copies.
+    // For a warp without row tiles: it only takes part in the copies.
     static DEVICE void copy_only(Shared &shared, const Loader &loader, const Multiplier &m, Position &at) {
         for (; at.block < at.blocks; ++at.block) {
             start_chunk<0>(shared, loader, m, false, at);

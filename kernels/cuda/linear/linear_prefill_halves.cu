@@ -42,7 +42,7 @@ struct LinearPrefillHalvesBody {
     struct Loader {
         const std::byte *tile;          // of this warp, or null
         const uint16_t *from[kPasses];  // the pieces of activations, of columns 0 to 31; null: no token
-        const uint16_t *any;            // any address in the activations
+        const uint16_t *any;            // a valid address, for missing tokens
 
         DEVICE Loader(const LinearParams &p, TokenGroup group, const std::byte *own)
             : tile(own), any(p.x.halves) {

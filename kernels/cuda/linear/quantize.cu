@@ -42,8 +42,8 @@ struct QuantizePieces {
         }
     }
 
-    // Warp collective: the largest magnitude of a slice, as bits. Slices are short, so the warp of each
-    // of its groups computes it.
+    // Warp collective: the largest magnitude of a slice, as bits. Slices are short, so every warp
+    // with a group of the slice computes it.
     static DEVICE uint32_t largest(const float *x, int32_t width) {
         uint32_t own = 0;
         for (int group = 0; group < groups_of(width); ++group) {

@@ -21,7 +21,8 @@ constexpr int groups_of(int32_t width) {
 DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int group, const float (&v)[8],
                          HalfScale scale) {
     const int lane = lane_index(), t = lane >> 1 & 3;
-    const int columns = group * kActivationGroup + activation_first(lane) - 4 * t;  // the first of these 32
+    // The first of the 32 columns to which the lane's values belong.
+    const int columns = group * kActivationGroup + activation_first(lane) - 4 * t;
     if (lane == 0 && group == 0) out.half_scales[row] = scale.scale;
     if (columns / kActivationChunk * kActivationChunk >= width) return;
     st128(out.halves + row * out.halves_stride + columns + 8 * t, halves_of(v, scale.inverse));
@@ -31,7 +32,8 @@ DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int
 DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, int group,
                            const ActivationPiece &piece) {
     const int lane = lane_index(), t = lane >> 1 & 3;
-    const int k = group * kActivationGroup + activation_first(lane), columns = k - 4 * t;  // the first of 32
+    // columns: the first of the 32 columns to which the lane's values belong.
+    const int k = group * kActivationGroup + activation_first(lane), columns = k - 4 * t;
     // Scales are read four at a time: those after the last are 0.
     const int last = groups_of(width) - 1, padded = group + (lane & 3);
     if (lane == 0 || (lane < 4 && group == last && padded < out.scales_stride))

@@ -14,7 +14,7 @@ bool same(const Attention::Temperature &a, const Attention::Temperature &b) {
     return a.beta == b.beta && a.length == b.length && a.offset == b.offset;
 }
 
-// The temperature factor of kernels/program.h.
+// The factor of q at a position (step 3 of Attention, kernels/program.h).
 float factor(const Attention::Temperature &t, int32_t position) {
     const int64_t lengths = (int64_t{position} + t.offset) / t.length;
     return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(lengths)));
@@ -112,6 +112,12 @@ void BatchInput::upload(Stream &stream, const Batch &batch) {
             stream.copy_to_device(tables.device.as<int32_t>() + at, tables.host.as<int32_t>() + at, bytes);
         }
     }
+}
+
+bool BatchInput::holds(const Batch &batch) const {
+    const int32_t *all = host_.as<int32_t>();
+    return std::equal(batch.tokens.begin(), batch.tokens.end(), all) &&
+           std::equal(batch.logit_rows.begin(), batch.logit_rows.end(), all + 2 * max_tokens_);
 }
 
 }  // namespace runnel::kernels::cuda

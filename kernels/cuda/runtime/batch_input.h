@@ -29,6 +29,8 @@ class BatchInput {
     // Preconditions: the batch is valid (backend.h), reserve() was called, and the copies
     // of the last upload are done.
     void upload(Stream &stream, const Batch &batch);
+    // Whether the last upload() had the same tokens and logit rows, as all parts of a batch have.
+    bool holds(const Batch &batch) const;
 
     const int32_t *tokens() const { return device_.as<int32_t>(); }
     const int32_t *positions() const { return tokens() + max_tokens_; }

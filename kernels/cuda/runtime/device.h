@@ -12,8 +12,8 @@
 //   - matrices whose contents never change are read with ldg*_stream, everything else with plain C++ or
 //     ld128;
 //   - a kernel launched as a dependent (programmatic dependent launch) may read only weights before
-//     grid_dep_wait(), which every thread executes or has behind a barrier. grid_dep_trigger() comes after
-//     it, as early as possible: the next launch can then read its weights while this one runs. (Its
+//     grid_dep_wait(). Every thread executes it, or waits at a barrier for a thread that did. grid_dep_trigger()
+//     comes after it, as early as possible: the next launch can then read its weights while this one runs. (Its
 //     grid_dep_wait() waits for the end of this launch, wherever the trigger is.)
 //
 // Float arithmetic: -fmad=false on the device and -ffp-contract=off on the host, so that a * b + c rounds

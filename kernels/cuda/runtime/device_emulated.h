@@ -66,7 +66,7 @@ void grid_dep_trigger();
 
 // --- warp collectives ------------------------------------------------------------------------------------
 
-// Lane i receives the bits of lane source(i); a source outside 0..31 keeps its own.
+// A lane receives the bits of lane source_lane, or keeps its own if source_lane is outside 0..31.
 uint32_t shfl_bits(uint32_t value, int source_lane, Place place);
 
 template <class T>

@@ -1,4 +1,4 @@
-// runtime.h on the CUDA runtime. Compiled only with the CUDA toolkit.
+// Implements runtime.h with the CUDA runtime. Compiled only with the CUDA toolkit.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -75,7 +75,7 @@ int attribute(cudaDeviceAttr name, int device) {
 
 int current_device() {
     int device = 0;
-    check(cudaGetDevice(&device), "asking for the device");
+    check(cudaGetDevice(&device), "querying the current device");
     return device;
 }
 
@@ -159,12 +159,12 @@ std::string compile_note(int device) {
 size_t free_memory(int device) {
     use_device(device);
     size_t free = 0, total = 0;
-    check(cudaMemGetInfo(&free, &total), "asking for the free memory");
+    check(cudaMemGetInfo(&free, &total), "querying the free memory");
     return free;
 }
 
 void use_device(int device) {
-    check(cudaSetDevice(device), "choosing the device");
+    check(cudaSetDevice(device), "selecting the device");
 }
 
 // --- memory ----------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ Capture::~Capture() {
     cudaGraph_t recorded = nullptr;
     cudaStreamEndCapture(stream_->get().stream, &recorded);
     if (recorded) cudaGraphDestroy(recorded);
-    cudaGetLastError();  // the exception in flight reports the error
+    cudaGetLastError();  // clears the error: the exception in flight reports it
 }
 
 Graph Capture::end() {

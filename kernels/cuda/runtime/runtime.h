@@ -167,7 +167,7 @@ class Capture {
     ~Capture();
     Capture(const Capture &) = delete;
     Capture &operator=(const Capture &) = delete;
-    Graph end();  // once
+    Graph end();  // call once
 
   private:
     Stream *stream_;  // null: ended

@@ -1,5 +1,5 @@
-// See scan.h. Decode is bound by the bytes of the states, each read once and written once; prefill by the
-// latency of one token after the other.
+// See scan.h. Decode is bound by the bytes of the states, each read once and written once; prefill by
+// latency, because tokens are computed one after the other.
 #include "kernels/cuda/scan/scan.h"
 
 #include "kernels/cuda/runtime/device.h"

@@ -16,7 +16,7 @@ inline constexpr int kMostScanKeys = 256;     // dk of LinearScan
 inline constexpr int kMostScanElements = 64;  // n of SelectiveScan
 
 // Tokens [first, first + count) of the batch. `state`: the slot that the sequence reads, or -1 for zeros.
-// Its writes are ScanBatch::writes[first_write .. first_write + writes).
+// The sequence's writes are ScanBatch::writes[first_write .. first_write + writes).
 struct ScanSequence {
     int32_t first, count, state, first_write, writes;
 };
@@ -40,7 +40,7 @@ struct ScanStates {
     int64_t stride;
 };
 
-// A thread computes a channel of kConvTokens tokens. State: [taps - 1][width].
+// A thread computes one channel of kConvTokens tokens. State: [taps - 1][width].
 inline constexpr int kConvTokens = 8;
 struct ShortConvParams {
     const float *in, *weight, *bias;  // weight: [taps][width]; bias may be null

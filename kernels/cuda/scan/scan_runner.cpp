@@ -16,7 +16,7 @@ int64_t slot_floats(const Program &program) {
     return floats;
 }
 
-// The arrays of a batch: ScanCounts, then one sequence, one write and one index per token.
+// The arrays of a batch: ScanCounts, then room for one sequence, one write and one sequence index per token.
 struct BatchLayout {
     explicit BatchLayout(int32_t max_tokens)
         : writes(sequences + static_cast<size_t>(max_tokens) * sizeof(ScanSequence)),

@@ -1,5 +1,4 @@
-// Runs the recurrent steps of a plan: owns the state slots and the batch's list of those that it reads and
-// writes.
+// Runs the recurrent steps of a plan: owns the state slots and the list of those that the batch reads and writes.
 #pragma once
 
 #include <cstddef>

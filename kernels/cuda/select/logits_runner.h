@@ -36,12 +36,12 @@ class LogitsRunner {
                  int32_t count);
     // Copies the masks of a batch's rows (Batch::masks) to pinned memory. Precondition: the stream is idle.
     void stage_masks(std::span<const TokenMask> masks);
-    // Uploads those of the kLinearTokens rows from `first`, a multiple of kLinearTokens, for the next
-    // enqueue_candidates(): one copy.
+    // Uploads the staged masks of kLinearTokens rows from `first` (a multiple of kLinearTokens) for the next
+    // enqueue_candidates(), in one copy.
     void upload_masks(Stream &stream, int32_t first);
-    // Selects the `largest` greatest logits of each of those rows; if `masked`, only of tokens that the uploaded mask
-    // allows. After the stream has finished, candidates() has them and, if `largest` is more than 1, summaries() has the
-    // sum of each row.
+    // Selects the `largest` greatest logits of rows [first, first + count); if `masked`, only of tokens that the
+    // uploaded masks allow. After the stream has finished, candidates() has them and, if `largest` is more than 1,
+    // summaries() has the sum of each row.
     void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest, bool masked);
     const TopLogit *candidates() const { return host_candidates_.as<const TopLogit>(); }
     const RowSummary *summaries() const { return host_summaries_.as<const RowSummary>(); }
@@ -64,8 +64,8 @@ class LogitsRunner {
     DeviceMemory kept_, logits_;    // [kLinearTokens] rows: of the input, of logits
     DeviceMemory keys_, partial_;   // of top-k
     DeviceMemory best_, counters_;  // of argmax; zero between launches
-    // Masks of kLinearTokens rows, in the order of the rows that have one. Before the bits: the number of each row's
-    // mask (RowMasks). On the host: of all the batch's rows.
+    // RowMasks of kLinearTokens rows: `number` of every row, then the bits of the masks. host_masks_ holds one such
+    // array after the other, for all rows of the batch.
     DeviceMemory masks_;
     PinnedMemory host_masks_;
     PinnedMemory host_logits_, host_candidates_, host_summaries_;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = 8;
 
-// The bits of a row; null: all tokens are allowed.
+// The mask of a row; null if all tokens are allowed.
 DEVICE const uint32_t *mask_of(const RowMasks &masks, int64_t row) {
     const int32_t number = masks.bits != nullptr ? masks.number[row] : 0;
     return number != 0 ? masks.bits + (number - 1) * masks.stride : nullptr;
@@ -28,7 +28,7 @@ DEVICE bool is_allowed(const uint32_t *mask, int32_t token) {
     return mask == nullptr || (mask[t / 32] >> t % 32 & 1u) != 0;
 }
 
-// Keys that come first are larger; never 0.
+// The 64-bit key of a token: larger for tokens that come first, never 0.
 DEVICE uint64_t key_of(float logit, int32_t token, bool allowed) {
     const uint32_t bits = float_bits(logit);
     uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -40,7 +40,7 @@ DEVICE uint64_t key_of(float logit, int32_t token, bool allowed) {
 DEVICE int32_t token_of(uint64_t key) {
     return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
 }
-// A row's entry for the key.
+// The token and the logit of a key.
 DEVICE TopLogit entry_of(uint64_t key, const float *logits) {
     const int32_t token = token_of(key);
     return {token, key >> 32 == 0 ? bits_float(0xff800000u) : logits[token]};

@@ -25,7 +25,7 @@ struct RowMasks {
 
 // --- greedy ----------------------------------------------------------------------------------------------
 
-// first[row] = the first token of row `row` in this order, and its logit.
+// first[row] = the first token of row `row` in the order above, and its logit.
 // `blocks_per_row` blocks share a row.
 struct ArgmaxParams {
     const float *logits;  // [rows][stride]

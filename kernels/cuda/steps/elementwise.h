@@ -36,7 +36,7 @@ Kernel<ActivateParams> activate_kernel();
 // in_piece to out + i * out_piece.
 struct PieceCopy {
     const float *in;                // the first slices of the first token
-    float *out;                     // must not overlap slices that this launch reads, or writes otherwise
+    float *out;                     // must not overlap any other slice that this launch reads or writes
     int64_t in_stride, out_stride;  // from token to token
     int64_t in_piece, out_piece;    // from slice to slice; in_piece 0: one slice, repeated
     int32_t count, width;

@@ -1,5 +1,5 @@
-// See normalize.h. The row is read up to three times, after the first from L1. Bound by launch
-// latency.
+// See normalize.h. The row is read up to three times: first from memory, then from L1. Bound by
+// launch latency.
 #include "kernels/cuda/steps/normalize.h"
 
 #include "kernels/cuda/runtime/device.h"

@@ -1,5 +1,5 @@
-// Tiles from rows: every thread computes one word of the result at a time (repack.h), neighboring threads
-// neighboring words, so that writes are coalesced; the reads are single bytes that a warp shares through L1.
+// Tiles from rows: every thread computes one word of the result at a time (repack.h). Neighboring threads compute
+// neighboring words, so writes are coalesced; the reads are single bytes that a warp shares through L1.
 // Bytes: each byte of the weights is read once from memory and written once.
 #include "kernels/cuda/upload/repack_kernel.h"
 

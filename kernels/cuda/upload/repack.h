@@ -219,7 +219,7 @@ constexpr uint32_t pairs_word(const RawRows &raw, int64_t row0, int64_t col0, in
 
 constexpr uint32_t kLeastExponent = 16;
 
-// The byte e of a row (tiles.h), as far as its weights in columns first, first + step, ... determine it.
+// The byte e of a row (tiles.h), computed only from its weights in columns first, first + step, ...
 constexpr uint32_t largest_exponent(const RawRows &raw, int64_t row, int64_t first, int64_t step) {
     uint32_t largest = kLeastExponent;
     for (int64_t col = first; col < raw.cols; col += step) {

@@ -115,14 +115,14 @@ constexpr uint32_t codebook_scales_word(TileFormat format, const CodebookBlock &
     return bits;
 }
 
-// The index in the row's block of the entry for register j = 4 s + a of a chunk. at: which of the
-// row's two pairs (IQ3: four lanes) it belongs to.
+// The number, within the row's block, of the entry for register j = 4 s + a of a chunk. at: which of the row's
+// two pairs (IQ3: four lanes) the entry belongs to.
 constexpr int entry_of(TileFormat format, int chunk, int j, int at) {
     const int half = 4 * chunk + j / 4 * 2 + j % 4 / 2;  // 16 columns
     return has_quads(format) ? 4 * half + at : 2 * half + at;
 }
 
-// Words per pair (IQ3: per lane): the rows' blocks are `rows`, indexed by a & 1.
+// A word of the plane "indices" (tiles.h). Byte a belongs to row g if a is even, else to row g + 8.
 constexpr uint32_t index_word(TileFormat format, const BlockPair &rows, int chunk, int s, int at) {
     uint32_t bits = 0;
     for (int a = 0; a < 4; ++a)

@@ -42,8 +42,8 @@ size_t piece_bytes(const Program &program) {
     return std::max(least, std::min(kPieceBytes, all));
 }
 
-// Threads that read the file: no more than the bus can use, and one per megabyte at most. One
-// if the system refuses more.
+// Threads that read the file: no more than the bus can use, and one per megabyte at most; a single
+// one if the system refuses more.
 std::unique_ptr<cpu::Pool> start_readers(size_t bytes) {
     const int most = std::min(kMostReaders, cpu::usable_cpus());
     const auto count =

@@ -109,7 +109,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         CHECK(run_with(flags).out == plain.out);
         CHECK(read_file(file) == sound);
     }
-    SUBCASE("another model or other settings: not used") {
+    SUBCASE("a file of another model or other settings is not used") {
         ModelShape shape;
         shape.seed = 2;
         const TemporaryModel other{shape};
@@ -122,7 +122,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         quantized.insert(quantized.end(), {"--window", "40"});
         CHECK(run_with(quantized).err.find("another model or other settings") != std::string::npos);
     }
-    SUBCASE("a file that is something else is left alone") {
+    SUBCASE("a file that is no prompt cache is left alone") {
         const std::string before = read_file(tiny().path);
         const Result result = run_with({"-p", prompt, "--prompt-cache", tiny().path.string()});
         CHECK(result.code == 2);

@@ -104,7 +104,7 @@ std::vector<std::string> draft(decode::Engine &engine, const decode::DraftingOpt
 
 }  // namespace
 
-TEST_CASE("gpu memory: a model leaves room for its own first layers, and without it they draft on the CPU") {
+TEST_CASE("gpu memory: a model leaves memory for drafts by its first layers; if it cannot, the CPU drafts") {
     const TemporaryModel file(shape_of(3));
     const kernels::Program program = model::build(file.file).program;
     const Need whole = need_of(program), first = need_of(model::first_layers(program, 1));
@@ -129,7 +129,7 @@ TEST_CASE("gpu memory: a model leaves room for its own first layers, and without
     }
 }
 
-TEST_CASE("gpu memory: a model leaves room for the model that drafts") {
+TEST_CASE("gpu memory: a model leaves memory for the draft model") {
     const TemporaryModel file(shape_of(3)), drafts(shape_of(1));
     const Need whole = need_of(model::build(file.file).program),
                small = need_of(model::build(drafts.file).program);

@@ -23,7 +23,7 @@ std::string many_keys() {
 
 }  // namespace
 
-TEST_CASE("hostile JSON: every command that reads some refuses what nests too deeply, in one line") {
+TEST_CASE("hostile JSON: every command that reads JSON refuses too deep nesting with one line") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string deep = (directory / "deep.json").string(), jinja = (directory / "t.jinja").string();

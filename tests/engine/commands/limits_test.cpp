@@ -122,8 +122,7 @@ std::vector<Place> places(const fs::path &folder) {
 
 }  // namespace
 
-TEST_CASE(
-    "limits: every command in every poor place succeeds or says why not, and leaves nothing half done") {
+TEST_CASE("limits: every command under every limit succeeds or says why not, and leaves nothing half done") {
     REQUIRE(program_under_test());
     const TemporaryDirectory directory;
     const fs::path model = directory / "m.gguf", text = directory / "text", rows = directory / "rows",

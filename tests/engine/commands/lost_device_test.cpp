@@ -1,8 +1,6 @@
 // Devices that are too old, too small, or lost during a run: the message is clear, and output written before
 // stays. The commands run in this process, where the GPU is the emulated one.
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,7 +10,7 @@
 #include <vector>
 
 #include "engine/commands/commands.h"
-#include "kernels/backend.h"
+#include "tests/engine/commands/commands_here.h"
 #include "tests/simt/simt.h"
 #include "tests/simt/turing.h"
 #include "tests/support/model_maker.h"
@@ -22,49 +20,10 @@
 
 using namespace runnel;
 using namespace runnel::commands;
-using kernels::BackendError;
-using runnel::testing::TemporaryModel;
+using runnel::testing::call_here, runnel::testing::Emulated, runnel::testing::Outcome;
+using runnel::testing::TemporaryModel, runnel::testing::text_of;
 
 namespace {
-
-// Changes settings of the emulator during its lifetime.
-struct Emulated {
-    Emulated() { simt::settings() = {}; }
-    ~Emulated() { simt::settings() = {}; }
-    simt::Settings *operator->() { return &simt::settings(); }
-};
-
-std::string text_of(const std::filesystem::path &path) {
-    const std::vector<std::byte> bytes = testing::read_bytes(path);
-    return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
-}
-
-// The error that a command throws, and the output it wrote before.
-struct Outcome {
-    int code = -1;
-    std::string error, out, err;
-};
-
-template <class Call>
-Outcome call(Call command) {
-    const testing::TemporaryDirectory directory;
-    Outcome outcome;
-    const auto file = [&](const char *name) {
-        return open((directory / name).c_str(), O_CREAT | O_RDWR, 0600);
-    };
-    const int out = file("out"), err = file("err"), in = open("/dev/null", O_RDONLY);
-    REQUIRE(out >= 0);
-    REQUIRE(err >= 0);
-    Io io{Output(out, "out"), Output(err, "err"), in};
-    try {
-        outcome.code = command(io);
-    } catch (const BackendError &error) {
-        outcome.error = error.what();
-    }
-    for (const int fd : {out, err, in}) close(fd);
-    outcome.out = text_of(directory / "out"), outcome.err = text_of(directory / "err");
-    return outcome;
-}
 
 const TemporaryModel &tiny() {
     static const TemporaryModel model([] {
@@ -88,7 +47,7 @@ Outcome run_on(const char *device, int64_t predict) {
     options.prompt = "ab", options.raw = true;
     options.generation.predict = predict, options.generation.sampling.temperature = 0;
     options.generation.ignore_eos = true;
-    return call([&](Io &io) { return run(options, io); });
+    return call_here([&](Io &io) { return run(options, io); });
 }
 
 Outcome batch_on(const char *device, const std::filesystem::path &in, const std::filesystem::path &out,
@@ -99,7 +58,7 @@ Outcome batch_on(const char *device, const std::filesystem::path &in, const std:
     options.lines = options.raw = true, options.resume = resume, options.parallel = 2;
     options.generation.predict = 3, options.generation.sampling.temperature = 0;
     options.generation.ignore_eos = true;
-    return call([&](Io &io) { return batch(options, io); });
+    return call_here([&](Io &io) { return batch(options, io); });
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ TEST_CASE("quantize: sensitivity is measured on a text, kept in a file and read 
     const json measured = plan_for(joined(target, {"-f", text, "-c", "32", "--chunks", "2"}));
     CHECK(measured["target"]["measured"] == true);
     const json file = json::parse(std::ifstream(kept));
-    CHECK(file["tokens"] == 30);  // 2 chunks, of which positions 16 to 30 are scored
+    CHECK(file["tokens"] == 30);  // positions 16 to 30 of 2 chunks
     CHECK(file["tensors"].size() == 16);
     for (const json &tensor : file["tensors"]) {
         CAPTURE(tensor.dump());
@@ -141,7 +141,7 @@ TEST_CASE("quantize: sensitivity is measured on a text, kept in a file and read 
     const json read = plan_for(target);
     CHECK(read["target"] == measured["target"]);
     CHECK(read["tensors"] == measured["tensors"]);
-    // What is kept decides: a tensor that does not matter gets the smallest type.
+    // The values in the file are used: a tensor whose slope is 0 gets the smallest type.
     json edited = file;
     for (json &tensor : edited["tensors"])
         if (tensor["name"] == "blk.0.attn_v.weight") tensor["slope"] = 0;
@@ -149,7 +149,7 @@ TEST_CASE("quantize: sensitivity is measured on a text, kept in a file and read 
     const json changed = plan_for(target);
     for (const json &tensor : changed["tensors"])
         if (tensor["name"] == "blk.0.attn_v.weight") CHECK(tensor["to"] == "q3_K");
-    // A file of another model, and one that is none.
+    // A file of another model, and files that hold no sensitivities.
     edited["tensors"].erase(edited["tensors"].begin());
     for (const std::string &bad :
          {edited.dump(), std::string("{}"), std::string("{\"format\": "),
@@ -162,7 +162,7 @@ TEST_CASE("quantize: sensitivity is measured on a text, kept in a file and read 
         CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
         CHECK_FALSE(fs::exists(out));
     }
-    // It is not replaced by accident, nor is the model.
+    // Neither the file nor the model is replaced by accident.
     CHECK(runnel_with(joined(joined({"quantize"}, target), {"-f", text, "-c", "32"})).code == 2);
     CHECK(runnel_with({"quantize", in, out, "--target-bpw", "5", "-f", text, "-c", "32", "--sensitivity", in,
                        "--overwrite"})

@@ -185,7 +185,7 @@ TEST_CASE("split: a dry run prints the parts and writes nothing") {
     CHECK(names_in(directory.path()) == std::vector<std::string>{"m.gguf"});
 }
 
-TEST_CASE("split, merge: what would lose a file or do nothing is refused") {
+TEST_CASE("split, merge: a request that would lose a file or do nothing is refused") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = model_in(directory).string();
@@ -206,7 +206,7 @@ TEST_CASE("split, merge: what would lose a file or do nothing is refused") {
     const auto before = read_bytes(first);
     refused({"split", model, "--tensors", "9"}, "exists already");
     refused({"merge", first}, "exists already");  // m.gguf
-    // No option allows writing over what is read.
+    // No option allows overwriting an input.
     refused({"merge", first, "-o", first, "--overwrite"}, "input file");
     const std::string second = (directory / names[1]).string();
     refused({"merge", first, "-o", second, "--overwrite"}, "this run reads that file");

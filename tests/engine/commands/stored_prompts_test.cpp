@@ -99,7 +99,7 @@ TEST_CASE("--prompt-cache auto: a later run computes only what is new, with the 
     CHECK(third["prefill_tokens"] <= 64);
     CHECK(three.out == execute(home.asking("And what did the others say?", {"--prompt-cache", "off"})).out);
 
-    // Another model or another cache finds nothing, and makes its own.
+    // With another model or type of cache nothing is found, and other files are written.
     json numbers;
     home.counted(home.asking("Who is it?", {"-ctk", "q8_0"}), numbers);
     CHECK(numbers["stored_prompts"]["found_tokens"] == 0);
@@ -110,7 +110,7 @@ TEST_CASE("--prompt-cache auto: a later run computes only what is new, with the 
     home.counted(other, numbers);
     CHECK(numbers["stored_prompts"]["found_tokens"] == 0);
 
-    // Damaged files are not used, and made anew.
+    // Damaged files are not used, and written again.
     for (const fs::path &file : home.files()) {
         std::string text = read_file(file);
         text[text.size() / 2] ^= 1;
@@ -138,7 +138,7 @@ TEST_CASE("--prompt-cache auto: a later run computes only what is new, with the 
 }
 
 TEST_CASE(
-    "--prompt-cache auto: a model file that was replaced finds nothing; a folder that is not used is named") {
+    "--prompt-cache auto: nothing is found for a replaced model file; a note names an unusable folder") {
     if (absent()) return;
     const Account home;
     const fs::path model = home.directory / "model.gguf";
@@ -251,7 +251,7 @@ TEST_CASE("--prompt-cache auto: kill -9 at any moment leaves what the next run c
 
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer must be the first library
 
-TEST_CASE("--prompt-cache auto: a full disk or an unreadable folder costs nothing but a line in --stats") {
+TEST_CASE("--prompt-cache auto: a full disk or an unreadable folder only adds a line to --stats") {
     if (absent()) return;
     const std::string library = fs::absolute(fs::path(*program_under_test()).parent_path() / "fault.so");
     REQUIRE(fs::exists(library));
@@ -268,7 +268,7 @@ TEST_CASE("--prompt-cache auto: a full disk or an unreadable folder costs nothin
             const Result r = execute(p);
             CAPTURE(r.err);
             CHECK(plain.out.starts_with(r.out));
-            // The fault may hit the answer itself, which is then incomplete; else nothing but the store fails.
+            // The fault may hit the output of the answer, which is then incomplete; otherwise only the store fails.
             if (r.out == plain.out) CHECK(r.code == 0);
             if (r.code == 0) CHECK(r.out == plain.out);
             for (const fs::path &file : home.files()) CHECK(file.extension() == ".kv");

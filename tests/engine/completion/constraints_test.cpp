@@ -24,7 +24,7 @@ TEST_CASE("constraints: forced calls write their JSON in the style of the reques
         return tokenizer.encode(text, {.add_special = false, .continues = true});
     };
     const TokenId blank = tokens(" ").at(0), second = tokens("b").at(0);
-    // One object serves all styles: what is cached for one must not serve another.
+    // One object is used for all styles: a result cached for one style must not be used for another.
     for (const bool any_order : {false, true})
         for (const Whitespace whitespace : {Whitespace::Bounded, Whitespace::Compact, Whitespace::Any}) {
             auto constraint = constraints.make_calls(format, tools, {}, false,

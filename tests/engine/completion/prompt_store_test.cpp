@@ -53,7 +53,7 @@ struct Folder {
     }
 };
 
-// A process of its own: an executor and a store.
+// Stands for one process: an executor and a store.
 struct User {
     ToyRig rig;
     PromptStore store;
@@ -119,7 +119,8 @@ TEST_CASE("prompt store: the longest beginning is found, to the token") {
     for (const size_t at : {0, 1, 31, 32, 33, 255, 256, 257, 500, 991, 992, 999}) {
         CAPTURE(at);
         User other(folder);
-        const size_t shared = at < 32 ? 0 : std::min<size_t>(at, 992);  // not less than a block
+        const size_t shared =
+            at < 32 ? 0 : std::min<size_t>(at, 992);  // at least a block is shared, or nothing
         CHECK(other.read(changed_from(prompt, at)) == 1000 - shared);
         CHECK(other.store.counts().found == shared);
     }
@@ -128,18 +129,19 @@ TEST_CASE("prompt store: the longest beginning is found, to the token") {
     for (const TokenId id : random_tokens(rng, 300)) more.push_back(id);
     CHECK(longer.read(more) == 308);
     longer.store.save(more);
-    CHECK(folder.files().size() == 5);  // the last file of the shorter text went into the longer one's
+    CHECK(folder.files().size() == 5);  // a file of the longer text replaced the last one of the shorter text
     User again(folder);
     CHECK(again.read(more) == 1300 - 1280);
     CHECK(again.read(prompt) <= 8);
 }
 
-TEST_CASE("prompt store: a text is kept to the last token, in a block without tokens of others") {
+TEST_CASE(
+    "prompt store: a text is kept to its last token, and its last block holds no tokens of other texts") {
     std::mt19937 rng(13);
     Tokens prompt = random_tokens(rng, 1100);
     for (const size_t length : {65, 95, 96, 97, 255, 256, 257, 511, 700, 1000}) {
         CAPTURE(length);
-        prompt[length] = (prompt[length - 1] + 1) % kToyVocab;  // no copy of the last one
+        prompt[length] = (prompt[length - 1] + 1) % kToyVocab;  // differs from the token before
         const Folder folder;
         const Tokens text(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length));
         const size_t blocks = (length + 31) / 32, in_block = length % 32;
@@ -225,7 +227,7 @@ TEST_CASE("prompt store: another model, other settings and another folder share 
     CHECK(recurrent.read(prompt) == 600);
 }
 
-TEST_CASE("prompt store: damage is found, and the file made anew") {
+TEST_CASE("prompt store: damage is found, and the file is written again") {
     const Folder folder;
     std::mt19937 rng(3);
     const Tokens prompt = random_tokens(rng, 700);
@@ -282,7 +284,7 @@ TEST_CASE("prompt store: a folder that is not the user's alone is not used") {
           "/nowhere/at/all is not a folder");
 }
 
-TEST_CASE("prompt store: the files used least recently go when there is no room") {
+TEST_CASE("prompt store: at the size limit, the files used least recently are removed") {
     const Folder folder;
     std::mt19937 rng(5);
     std::vector<Tokens> prompts;
@@ -317,7 +319,7 @@ TEST_CASE("prompt store: of a text that is larger than the limit, the beginning 
     CHECK(small.bytes() <= most);
     CHECK(User(small, kModel, most).read(prompt) == 1200 - 256);
 
-    // When another text takes room, a text loses its end.
+    // To make room for another text, the end of this one is removed.
     User second(folder, kModel, folder.bytes());
     second.read(other);
     second.store.save(other);
@@ -365,7 +367,7 @@ TEST_CASE("prompt store: a folder that another process has locked is used as lon
     close(lock);
 }
 
-TEST_CASE("prompt store: temporary files of killed processes go, those of running ones stay") {
+TEST_CASE("prompt store: temporary files of killed processes are removed, those of running ones stay") {
     const Folder folder;
     std::mt19937 rng(6);
     const fs::path stale = folder.directory.path() / ".name.kv.0123456789abcdef.partial";

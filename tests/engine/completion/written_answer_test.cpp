@@ -1,4 +1,4 @@
-// The tokens of earlier answers in a prompt: used where the text has them, and only there.
+// The tokens of earlier answers in a prompt: used only where they give the prompt's text.
 #include "engine/completion/written_answer.h"
 
 #include <doctest/doctest.h>

@@ -14,7 +14,7 @@ using testing::Random;
 
 namespace {
 
-// All bytes, an end token, texts that cross borders of JSON tokens, two equal tokens, one without text.
+// An end token, all bytes, texts that span several JSON tokens, two equal texts, and a token without text.
 std::vector<std::string> small_vocabulary() {
     std::vector<std::string> texts{"</s>", ""};
     for (int byte = 0; byte < 256; ++byte) texts.push_back(std::string(1, static_cast<char>(byte)));

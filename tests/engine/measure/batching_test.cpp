@@ -1,4 +1,4 @@
-// Tests of requests several at a time: what they compute.
+// What bench --batching computes when several requests run at a time.
 #include "engine/measure/batching.h"
 
 #include <doctest/doctest.h>
@@ -21,7 +21,7 @@ TEST_CASE("batching: no test finds the prompts of another one in the cache") {
         CHECK(row.requests.size() == 3);
     }
     CHECK(engine.executor().cache().statistics().reused_tokens == 0);
-    // The same prompts again are found: the count sees it.
+    // The same prompts again are found in the cache, which shows that the count works.
     measure_batching(engine, {.parallel = 1, .requests = 1, .prompt = 70, .generate = 2, .prompts = 2}, stop);
     CHECK(engine.executor().cache().statistics().reused_tokens > 0);
 }

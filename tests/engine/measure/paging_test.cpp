@@ -73,6 +73,141 @@ TEST_CASE("paging: the newest request gives its pages back when none is left") {
     CHECK(pages.most_running == 2);
 }
 
+TEST_CASE("paging: equal beginnings are held once, and only while a request holds them") {
+    // Pages of 2. A and B begin with the pages 1 and 2; C with page 1 alone. Each has one further token.
+    const std::vector<PagingRequest> trace = {
+        {4, 1, 5, 0, {1, 2}}, {5, 1, 6, 0, {1, 2}}, {3, 2, 5, 0, {1}}, {4, 1, 5, 9, {1, 2}}};
+    const PagingMemory memory{.cells = 16, .context = 8, .parallel = 4, .page = 2};
+    const PagingReplay shared = replay(trace, memory, Allocation::Shared);
+    // Step 1: pages 1 and 2; own pages of A: 1 (5th token), B: 1 (5th and 6th), C: 1 (3rd and 4th); A and B end. Step
+    // 2: C alone with 3 pages. Steps 3 to 9: nothing. Step 10, counted as the third: D with 3 pages.
+    CHECK(shared.steps == 3);
+    CHECK(shared.most_held == 5 * 2);
+    CHECK(shared.saved == 2 * 2 + 1 * 2);
+    CHECK(shared.used == (5 + 6 + 4 - 6) + 5 + 5);
+    CHECK(shared.internal_waste == (10 - 9) + (6 - 5) + (6 - 5));
+    CHECK(shared.waited == 0);
+    using enum PageUse;
+    CHECK(shared.fullest == std::vector<PageUse>{Shared, Shared, Filled, Filled, Filled});
+
+    const PagingReplay pages = replay(trace, memory, Allocation::Pages);
+    CHECK(pages.saved == 0);
+    CHECK(pages.most_held == (3 + 3 + 2) * 2);
+    CHECK(pages.fullest == std::vector<PageUse>(8, Filled));
+}
+
+TEST_CASE("paging: a request waits from its arrival to its first step") {
+    // One at a time: A runs in steps 0 to 2, B, which arrives at step 1, in steps 3 and 4, and C in step 8.
+    const std::vector<PagingRequest> trace = {{1, 3, 8}, {1, 2, 8, 1}, {1, 1, 8, 8}};
+    const PagingReplay r =
+        replay(trace, {.cells = 8, .context = 8, .parallel = 8, .page = 4}, Allocation::Limit);
+    CHECK(r.steps == 3 + 2 + 1);
+    CHECK(r.waited == 2);
+    CHECK(r.external_waste == 0);  // no cell is free while B waits
+    using enum PageUse;
+    CHECK(r.fullest == std::vector<PageUse>{Filled, Reserved});
+}
+
+// The same with nothing remembered between steps: who holds which page is counted anew from the requests.
+PagingReplay naive_shared(const std::vector<PagingRequest> &requests, const PagingMemory &memory) {
+    struct One {
+        size_t request;
+        int64_t cells;
+    };
+    const auto pages = [&](int64_t cells) { return (cells + memory.page - 1) / memory.page; };
+    std::vector<One> waiting, running;
+    PagingReplay r;
+    const int64_t all = memory.cells / memory.page;
+    for (size_t i = 0; i < requests.size(); ++i)
+        if (pages(requests[i].prompt + requests[i].answer) <= all) waiting.push_back({i, requests[i].prompt});
+    const auto held = [&] {
+        std::set<uint64_t> known;
+        int64_t own = 0;
+        for (const One &one : running) {
+            const auto &ids = requests[one.request].beginning;
+            known.insert(ids.begin(), ids.end());
+            own += pages(one.cells) - static_cast<int64_t>(ids.size());
+        }
+        return own + static_cast<int64_t>(known.size());
+    };
+    int64_t now = 0;
+    while (!waiting.empty() || !running.empty()) {
+        if (running.empty()) now = std::max(now, requests[waiting[0].request].arrival);
+        while (!waiting.empty() && running.size() < static_cast<size_t>(memory.parallel) &&
+               requests[waiting[0].request].arrival <= now) {
+            One next = waiting[0];
+            const PagingRequest &request = requests[next.request];
+            running.push_back({next.request, std::min(next.cells + 1, request.prompt + request.answer)});
+            const bool fits = held() <= all;
+            running.back().cells = next.cells;
+            if (!fits) {
+                running.pop_back();
+                break;
+            }
+            waiting.erase(waiting.begin());
+        }
+        for (size_t i = 0; i < running.size(); ++i) {
+            if (running[i].cells == requests[running[i].request].prompt + requests[running[i].request].answer)
+                continue;
+            ++running[i].cells;
+            while (held() > all) {
+                One newest = running.back();
+                if (running.size() == i + 1) --newest.cells;
+                waiting.insert(waiting.begin(), newest);
+                running.pop_back();
+                ++r.preemptions;
+            }
+        }
+        ++r.steps;
+        r.running += static_cast<int64_t>(running.size());
+        r.most_held = std::max(r.most_held, held() * memory.page);
+        int64_t without = 0, cells = 0;
+        for (const One &one : running) without += pages(one.cells), cells += one.cells;
+        r.saved += (without - held()) * memory.page;
+        r.used += cells - (without - held()) * memory.page;
+        std::erase_if(running, [&](const One &one) {
+            return one.cells == requests[one.request].prompt + requests[one.request].answer;
+        });
+        ++now;
+    }
+    return r;
+}
+
+TEST_CASE("paging: shared pages as a naive count finds them") {
+    for (unsigned seed = 0; seed < 300; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 random(seed);
+        const auto any = [&](int64_t low, int64_t high) {
+            return low + static_cast<int64_t>(random() % static_cast<uint32_t>(high - low + 1));
+        };
+        const PagingMemory memory{.cells = any(20, 120),
+                                  .context = 60,
+                                  .parallel = static_cast<int32_t>(any(1, 6)),
+                                  .page = static_cast<int32_t>(any(1, 5))};
+        std::vector<PagingRequest> trace;
+        int64_t arrival = 0;
+        for (int64_t i = any(1, 15); i > 0; --i) {
+            PagingRequest one{any(1, 25), any(0, 12), 60, arrival += any(0, 3), {}};
+            const auto group = static_cast<uint64_t>(any(0, 2));
+            for (int64_t page = any(0, one.prompt / memory.page); page > 0; --page)
+                one.beginning.push_back(group * 100 + one.beginning.size());
+            trace.push_back(std::move(one));
+        }
+        const PagingReplay got = replay(trace, memory, Allocation::Shared),
+                           expected = naive_shared(trace, memory);
+        CHECK(got.steps == expected.steps);
+        CHECK(got.running == expected.running);
+        CHECK(got.most_held == expected.most_held);
+        CHECK(got.saved == expected.saved);
+        CHECK(got.used == expected.used);
+        CHECK(got.preemptions == expected.preemptions);
+        CHECK(got.used + got.internal_waste + got.external_waste <= got.all);
+        int64_t filled = 0;
+        for (const PageUse use : got.fullest) filled += use != PageUse::Free;
+        CHECK(filled * memory.page == got.most_held);
+    }
+}
+
 TEST_CASE("paging: every replay of random traces ends, and its cells add up") {
     const unsigned seed = 7;
     CAPTURE(seed);

@@ -51,7 +51,7 @@ std::vector<std::string_view> neighbors(std::string_view tensor) {
     return {tensor.starts_with("blk.") ? tensor.substr(0, half) : tensor};
 }
 
-// All layers are alike, so only the first and the last are tested.
+// Whether the tensor is tested. All layers are alike, so only the first and the last are.
 bool is_tried(std::string_view tensor) {
     if (tensor.find(".vis_") != tensor.npos || tensor.find(".indexer.") != tensor.npos)
         return false;  // not read
@@ -153,7 +153,7 @@ TEST_CASE("contradictions: a number that does not fit the tensors is refused by 
     CHECK(tried > 1000);
 }
 
-TEST_CASE("contradictions: layers of different sizes are refused where a family has none, by key") {
+TEST_CASE("contradictions: layers of different sizes are refused by key in families that have none") {
     const auto array = [](const std::vector<int32_t> &numbers) {
         return gguf::Array(std::span<const int32_t>(numbers));
     };

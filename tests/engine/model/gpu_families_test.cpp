@@ -52,7 +52,7 @@ ModelShape shape_of(const std::string &arch) {
     }
     if (files->gemma4) {
         shape.layers = files->gemma4->period + files->gemma4->shared_kv;
-        if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // full layers: 272
+        if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // 272 in full layers
     }
     return shape;
 }

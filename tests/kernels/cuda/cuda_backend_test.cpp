@@ -208,7 +208,7 @@ TEST_CASE("cuda backend: lack of memory and missing kernels are reported before 
         FAIL("accepted");
     } catch (const BackendError &error) {
         CHECK(error.kind == BackendError::Kind::NoKernel);
-        CHECK(std::string(error.what()) == "the GPU has no kernel for a copy within a row yet");
+        CHECK(std::string(error.what()) == "the GPU has no kernel for a copy within one slot yet");
     }
 }
 

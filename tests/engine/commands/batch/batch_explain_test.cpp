@@ -13,6 +13,21 @@
 using namespace runnel::testing;
 using nlohmann::json;
 
+TEST_CASE("batch --explain: a row of one pass is in the peak") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string stats = (directory / "stats.json").string();
+    const std::string row = json{{"prompt", std::string(80, 'a')}, {"max_tokens", 1}}.dump() + "\n";
+    const Result got =
+        runnel_with({"batch", tiny().path.string(), "--device", "cpu", "-t", "1", "--raw", "--temp", "0",
+                     "--ignore-eos", "--parallel", "1", "-c", "256", "--explain", "--stats-file", stats},
+                    row);
+    REQUIRE(got.code == 0);
+    const json run = json::parse(std::ifstream(stats))["paging"]["run"];
+    CHECK(run["most_held_pages"] == 3);  // 80 tokens and a BOS
+    CHECK(run["held_pages"] == 3);
+}
+
 TEST_CASE("batch --explain: the run's figures are those of --stats, and every allocation answers all rows") {
     if (absent()) return;
     const TemporaryDirectory directory;

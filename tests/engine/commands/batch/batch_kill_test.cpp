@@ -66,8 +66,8 @@ std::string sorted(const std::string &text) {
     return all;
 }
 
-// Resumes `out` and kills the run once the file has grown to `target` bytes. The input has more rows than
-// that needs and stays open, so the run cannot end before the kill.
+// Resumes `out` and kills the run once the file has grown to `target` bytes. The input has rows for more bytes
+// and stays open, so the run cannot end before the kill.
 void run_and_kill(Process run, const std::string &out, size_t target, Random &random) {
     const auto delay = std::chrono::microseconds(random.below(3000));
     std::thread killer;

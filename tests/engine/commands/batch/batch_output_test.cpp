@@ -149,7 +149,7 @@ TEST_CASE("batch output: content that runnel did not write is refused and stays"
             CHECK(!fs::exists(manifest));
         }
     }
-    // Also if the manifest of a removed output still exists.
+    // The same if the manifest of a removed output still exists.
     fs::remove(out);
     run(out, {});
     const std::string left = get(manifest);
@@ -165,7 +165,7 @@ TEST_CASE("batch output: content that runnel did not write is refused and stays"
     run(out, {.overwrite = true});
     put(out, get(out) + "a note of mine\n");
     refused<InputError>(out, kResume);
-    // An edited line is refused; with force it counts, and so do those after it.
+    // An edited line is refused; with force, it and the lines after it are kept.
     fs::remove(out);
     run(out, {});
     std::string edited = get(out);

@@ -151,7 +151,7 @@ TEST_CASE("batch row: tools, their calls and results are read") {
     CHECK_THROWS_AS(body.tool_use(use), runnel::completion::BodyError);
 }
 
-TEST_CASE("batch row: a tool may have the name of a choice, and an empty list of tools means none") {
+TEST_CASE("batch row: a tool may be named like a value of tool_choice, and an empty list means no tools") {
     using runnel::text::ToolUse;
     for (const std::string name : {"none", "auto", "required"}) {
         CAPTURE(name);

@@ -378,8 +378,8 @@ TEST_CASE("batch: Ctrl-C, a full disk and a closed pipe end the run") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
-    // Their answers are more than a pipe and its reader's buffer hold. So the program cannot have finished
-    // when the signal is sent, which is after the first piece.
+    // The answers exceed what a pipe and its reader's buffer hold, so the program cannot have finished when the
+    // signal is sent after the first piece.
     constexpr size_t kLines = 2000;
     write_text(in, random_input(kLines, 8));
     Process stopped = batch_process({"-i", in, "-s", "1", "--parallel", "4"});
@@ -456,7 +456,7 @@ TEST_CASE("batch: a header that a thousand prompts share is computed once") {
     CAPTURE(prompt);
     CHECK(prompt > 500);
     const int64_t computed = stats["computed_tokens"], shared = stats["reused_tokens"];
-    // The header is computed once, and of every prompt only what follows its last full block, and one token.
+    // The header is computed once; of every prompt, only the tokens after the last shared block are computed.
     CHECK(computed < static_cast<int64_t>(prompt + 1000 * (32 + 8 + 2)));
     CHECK(shared > 999 * (static_cast<int64_t>(prompt) - 40 - 8));
     // The answers are the same with one sequence at a time and with a small cache.

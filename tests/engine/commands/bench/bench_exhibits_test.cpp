@@ -167,7 +167,7 @@ TEST_CASE(
     CHECK(bench({"--naive", "-n", "4", "--plot", mine}).code == 2);
     CHECK(content(mine) == "precious");
     CHECK(bench({"--naive", "-n", "4", "--plot", mine, "--overwrite"}).code == 0);
-    CHECK(bench({"--naive", "-n", "4", "--plot", mine}).code == 0);  // its own
+    CHECK(bench({"--naive", "-n", "4", "--plot", mine}).code == 0);  // bench wrote it
     CHECK(content(mine).starts_with("<svg"));
 }
 
@@ -311,7 +311,7 @@ TEST_CASE("bench --batching: percentiles and rates are those of the recorded tim
     CHECK(bench({"--batching", "--rate", "0"}).code == 2);
 }
 
-TEST_CASE("bench --compare: gains of the turns, and the quality that perplexity finds") {
+TEST_CASE("bench --compare: gains are medians over the repetitions, and quality is what perplexity reports") {
     if (absent()) return;
     ModelShape shape;
     shape.type = "Q8_0";
@@ -337,7 +337,7 @@ TEST_CASE("bench --compare: gains of the turns, and the quality that perplexity 
             CHECK(one[gain].get<double>() == doctest::Approx(ratios[1]));
         }
     CHECK(!models[0].contains("mean_kl"));
-    // The other way to the same numbers: through a file of rounded logits.
+    // The same numbers by another way: through a file of rounded logits.
     const auto perplexity = [&](const std::string &model, std::vector<std::string> more) {
         more.insert(more.begin(), {"perplexity", model, "-c", "256", "--device", "cpu", "--json"});
         return parsed(runnel_with(more));

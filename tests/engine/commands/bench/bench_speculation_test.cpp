@@ -6,6 +6,7 @@
 
 #include "tests/support/data.h"
 #include "tests/support/demo_model.h"
+#include "tests/support/model_maker.h"
 #include "tests/support/process.h"
 
 using namespace runnel::testing;
@@ -85,4 +86,33 @@ TEST_CASE("bench: drafts as a table, and contradictory flags") {
     CHECK(bench({"--lookup", "--sequences", "2"}).code == 2);
     CHECK(bench({"--lookup", "-d", "64"}).code == 2);
     CHECK(bench({"--lookup", "-n", "8", "-b", "8"}).code == 0);  // no passes of 16 and 32 tokens
+}
+
+TEST_CASE("bench: --mtp shows the costs of the file's draft block") {
+    if (absent()) return;
+    ModelShape shape;
+    shape.arch = "glm4moe", shape.layers = 3, shape.draft_block = true, shape.context = 2048;
+    const TemporaryModel model(shape);
+    const auto bench_mtp = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), {"bench", model.path.string(), "--mtp", "-n", "8", "-r", "1"});
+        const Result got = execute({.arguments = std::move(more),
+                                    .input = std::string(),
+                                    .environment = {},
+                                    .stdout_to = {},
+                                    .watch = nullptr,
+                                    .type = nullptr});
+        REQUIRE_MESSAGE(got.code == 0, got.err);
+        return got.out;
+    };
+    const json speculation = json::parse(bench_mtp({"--json"})).at("speculation");
+    for (const json &text : speculation["texts"]) CHECK(text["same_text"] == true);
+    const json &block = speculation.at("draft_block");
+    CHECK(block["step"] > 0);
+    CHECK(block["passes"].size() == 4);
+    CHECK(block["catch_up"].size() == 4);
+    CHECK(block["bounds"].size() == 15);
+    CHECK(bench_mtp({}).find(
+              "\nbound of the gain with the draft block, by acceptance rate and draft length\n") !=
+          std::string::npos);
+    CHECK_FALSE(json::parse(bench_mtp({"--json", "-b", "3"})).at("speculation").contains("draft_block"));
 }

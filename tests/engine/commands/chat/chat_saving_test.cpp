@@ -239,10 +239,10 @@ TEST_CASE("chat: a chat that goes on has the tokens of its answers, if their tex
     std::ifstream in(file, std::ios::binary);
     const std::string saved{std::istreambuf_iterator<char>(in), {}};
     CHECK(saved.find("\"written\":{\"after\":[") != std::string::npos);
-    SUBCASE("as without the break") {
+    SUBCASE("the answer is that of an uninterrupted chat") {
         CHECK(all.out.ends_with(chats.run(options, "And then?\n").out));
     }
-    SUBCASE("whatever stands in the file") {
+    SUBCASE("wrong tokens in the file do no harm") {
         for (const std::string change :
              {"\"tokens\":[-1,5", "\"tokens\":[3000000,5", "\"tokens\":[1,1,1,1,1",
               "\"tokens\":\"x\",\"more\":[5", "\"tokens\":[1e99", "\"tokens\":[[7]"}) {

@@ -1,5 +1,5 @@
-// What the terminal of a chat shows while an answer is written, and what becomes of the keys typed meanwhile. Ctrl-Z that
-// is typed before an answer stops the program at fixed steps of it. Needs $RUNNEL.
+// What the terminal of a chat shows while an answer is written, and what happens to keys typed meanwhile. A Ctrl-Z typed
+// before an answer stops the program at fixed steps of the answer. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -44,13 +44,13 @@ std::string times(int n, const std::string &text) {
     return all;
 }
 
-// Without blanks and line ends.
+// Removes blanks and line ends.
 std::string dense(std::string text) {
     std::erase_if(text, [](char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; });
     return text;
 }
 
-// With T for the times of reasoning: "0.4 s", "11 s", "1:20".
+// Replaces the times of reasoning ("0.4 s", "11 s", "1:20") by T.
 std::string timeless(const std::string &text) {
     static const std::regex time("(thought for |tokens, )([0-9.]+ s|[0-9:]+)");
     return std::regex_replace(text, time, "$1T");
@@ -61,7 +61,7 @@ std::string reasoning_in(const std::string &path, size_t message) {
     return json.is_object() ? json["messages"][message].value("reasoning_content", "") : "";
 }
 
-// Once a note is shown in any number of lines, above a new prompt.
+// Types once a note is shown, on any number of lines, above a new prompt.
 Step when_noted(const std::string &note, const std::string &typed) {
     return {
         [note = dense(note)](const std::string &screen, bool) { return has(dense(screen), note + ">>>"); },
@@ -247,7 +247,7 @@ TEST_CASE("chat while answering: --plain and /set plain show what the model writ
     CHECK(has(dense(chat.screen), "plain:onoroff,not'maybe'"));
 }
 
-TEST_CASE("chat while answering: NO_COLOR has no colors, and folds") {
+TEST_CASE("chat while answering: with NO_COLOR there are no colors, and reasoning is still folded") {
     if (absent()) return;
     FixedChat chat("**the** answer", true);
     chat.environment = {"NO_COLOR=1"};
@@ -261,7 +261,7 @@ TEST_CASE("chat while answering: NO_COLOR has no colors, and folds") {
     CHECK(has(chat.screen, "\n</think>\n\n**the** answer\n"));
 }
 
-TEST_CASE("chat while answering: TERM=dumb has one line for the reasoning, and no sequences") {
+TEST_CASE("chat while answering: TERM=dumb gets one line for the reasoning, and no control sequences") {
     if (absent()) return;
     FixedChat chat("**the** answer of some words", true);
     chat.term = "dumb";

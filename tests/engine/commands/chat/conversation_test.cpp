@@ -68,7 +68,7 @@ TEST_CASE(
     CHECK(talk.visible() == Ids{1, 3, 4, 5});
 }
 
-TEST_CASE("conversation: its entries make the same conversation, after any steps") {
+TEST_CASE("conversation: replaying its entries gives the same conversation, after any steps") {
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);

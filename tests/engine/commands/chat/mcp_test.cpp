@@ -183,7 +183,7 @@ TEST_CASE("chat --mcp: a server is not confined and inherits no descriptors") {
 }
 
 TEST_CASE(
-    "chat --mcp: a long result is cut; a server that dies or fails is one message, and the chat goes on") {
+    "chat --mcp: a long result is cut; a server that dies or fails gives one message, and the chat goes on") {
     if (absent()) return;
     const Chat large({"large"}, {"--tool-choice", "large__echo", "--mcp-allow", "large"});
     const Result cut = large.run("Which?\n/save " + large.talk() + "\n");
@@ -202,7 +202,7 @@ TEST_CASE(
     CHECK(has(r.err, "the server is not running: the server ended with exit code 4"));
 }
 
-TEST_CASE("chat --mcp: at a terminal every call is a question: no, yes, always") {
+TEST_CASE("chat --mcp: at a terminal the user is asked before every call: no, yes, always") {
     if (absent()) return;
     Chat chat({"good"}, {"--tool-choice", "good__echo"});
     Process p = chat.process();

@@ -23,7 +23,7 @@ inline std::string file_text(const std::filesystem::path &path) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Keys to type, or the new size of the window, once `ready` is true for the screen.
+// Keys to type, or a new size of the window, when ready(screen) becomes true.
 struct Step {
     std::function<bool(const std::string &screen, bool new_prompt)> ready;
     std::string typed;
@@ -40,7 +40,7 @@ inline Step when_shown(std::string text, std::string typed) {
             std::move(typed)};
 }
 
-// Under job control: once the program has stopped `count` times.
+// Types once the program has stopped `count` times under job control.
 inline Step when_stopped(int count, std::string typed = "\n") {
     return {[count](const std::string &screen, bool) {
                 int stops = 0;

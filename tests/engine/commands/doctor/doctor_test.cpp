@@ -397,7 +397,7 @@ TEST_CASE("doctor: parts that are left out and machine code that is missing are 
             if (c["subject"] == subject && c["verdict"] == "note") return c["detail"].get<std::string>();
         return std::string();
     };
-    CHECK(detail("RUNNEL_CUDA_OFF") == "left out: graphs,pdl");
+    CHECK(detail("RUNNEL_CUDA_OFF") == "disabled: graphs,pdl");
     CHECK(detail("machine code").find("no machine code for the GPU (sm_90)") != std::string::npos);
 }
 

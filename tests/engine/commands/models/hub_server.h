@@ -47,8 +47,8 @@ inline ServerReply ranged(const ServerRequest &request, const std::string &conte
 }
 
 struct Listed {
-    std::string path, content, sha256 = {};  // empty: the right one
-    size_t bytes = 0;                        // 0: the right number
+    std::string path, content, sha256 = {};  // sha256 empty: the true hash
+    size_t bytes = 0;                        // 0: the true size
 };
 
 inline std::string listing(const std::vector<Listed> &files) {

@@ -136,7 +136,7 @@ TEST_CASE("models: damaged and foreign files are listed with the reason") {
         CHECK(models.at(name)["problem"].get<std::string>().find(problem) != std::string::npos);
         CHECK(models.at(name)["fits"].is_null());
     }
-    CHECK(models.size() == problems.size() + 1);  // and the model with a part's name, which is not split
+    CHECK(models.size() == problems.size() + 1);  // 1: a whole model whose name looks like that of a part
     const Result table = home.run({"list"});
     CHECK(table.code == 0);
     CHECK(table.out.find('\x1b') == std::string::npos);

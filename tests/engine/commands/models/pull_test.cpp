@@ -253,7 +253,7 @@ TEST_CASE("pull: an interrupted or killed download continues where it ended") {
     }
 }
 
-TEST_CASE("pull: a server without ranges sends the whole file, and again if it was cut off; so is its list") {
+TEST_CASE("pull: without range support, a file that was cut off is requested again, as is the list") {
     if (absent()) return;
     const Home home;
     std::atomic<int> count = 0;

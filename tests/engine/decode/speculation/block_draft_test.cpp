@@ -17,6 +17,7 @@
 #include "engine/model/draft_block.h"
 #include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/answers.h"
 #include "tests/support/draft_model.h"
@@ -37,13 +38,20 @@ SamplingOptions sampling_of(float temperature, uint64_t seed = 5) {
     return how;
 }
 
+enum class On { Cpu, Gpu };  // the emulated one
+
+std::unique_ptr<kernels::Backend> backend_on(On device, int threads = 1) {
+    if (device == On::Gpu) return kernels::cuda::make_cuda_backend(0);
+    return kernels::cpu::make_cpu_backend(threads);
+}
+
 // A model and its draft block on a device.
 struct Rig {
-    Rig(const gguf::File &file, int threads = 1, int32_t batch = 48)
+    Rig(const gguf::File &file, int threads = 1, int32_t batch = 48, On device = On::Cpu)
         : block_program(model::draft_block(file).value()),
-          executor(keep_hidden_states(kernels::cpu::make_cpu_backend(threads), states),
-                   model::build(file).program, {.context = kContext, .batch = batch, .sequences = 6}),
-          block(kernels::cpu::make_cpu_backend(threads), block_program, executor, states),
+          executor(keep_hidden_states(backend_on(device, threads), states), model::build(file).program,
+                   {.context = kContext, .batch = batch, .sequences = 6}),
+          block(backend_on(device, threads), block_program, executor, states, 3),
           sampler(sampling_of(0), static_cast<int32_t>(kDraftVocab)) {}
 
     // The sequence has all tokens of the text but the last.
@@ -53,6 +61,26 @@ struct Rig {
         std::vector<TokenId> text = sequence.tokens();
         text.push_back(last);
         return source.draft(text, most, 0, sampler);
+    }
+    struct Asked {
+        const SingleSequence *sequence;
+        TokenId last;
+        int32_t most;
+    };
+    std::vector<Draft> draft_all(std::span<const Asked> asked) {
+        std::vector<BlockDraft> sources(asked.size(), BlockDraft(block, false));
+        std::vector<PendingDraft *> pending;
+        for (size_t i = 0; i < asked.size(); ++i) {
+            sources[i].follow(&asked[i].sequence->sequence().cache(), nullptr);
+            std::vector<TokenId> text = asked[i].sequence->tokens();
+            text.push_back(asked[i].last);
+            pending.push_back(sources[i].begin(text, asked[i].most, 0, sampler));
+            REQUIRE(pending.back());
+        }
+        draft_together(pending, nullptr);
+        std::vector<Draft> drafts;
+        for (BlockDraft &source : sources) drafts.push_back(source.finish());
+        return drafts;
     }
     MakeSpeculator speculators(int32_t branches) {
         return [this, branches] {
@@ -110,17 +138,21 @@ TEST_CASE("block draft: the block gets the model's hidden state of the token bef
         model.fill("blk.2.nextn.hnorm.weight", 1);
         model.fill("blk.2.nextn.shared_head_norm.weight", 1);
         const gguf::File file = model.write();
-        Rig rig(file);
         const std::vector<TokenId> text = text_of(40, 1);
         const std::vector<float> logits = kernels::reference::logits_of(model::build(file).program, text);
-        for (const size_t length : {size_t{1}, size_t{2}, size_t{31}, size_t{32}, size_t{33}, text.size()}) {
-            CAPTURE(length);
-            SingleSequence sequence(rig.executor);
-            REQUIRE(sequence.feed(std::span(text).first(length)));
-            const Draft draft = rig.draft(sequence, 7, 3);
-            const auto row = std::span(logits).subspan((length - 1) * kDraftVocab, kDraftVocab);
-            REQUIRE(draft.tokens.size() == 3);
-            CHECK(draft.tokens[0] == std::ranges::max_element(row) - row.begin());
+        for (const On device : {On::Cpu, On::Gpu}) {
+            CAPTURE(static_cast<int>(device));
+            Rig rig(file, 1, 48, device);
+            for (const size_t length :
+                 {size_t{1}, size_t{2}, size_t{31}, size_t{32}, size_t{33}, text.size()}) {
+                CAPTURE(length);
+                SingleSequence sequence(rig.executor);
+                REQUIRE(sequence.feed(std::span(text).first(length)));
+                const Draft draft = rig.draft(sequence, 7, 3);
+                const auto row = std::span(logits).subspan((length - 1) * kDraftVocab, kDraftVocab);
+                REQUIRE(draft.tokens.size() == 3);
+                CHECK(draft.tokens[0] == std::ranges::max_element(row) - row.begin());
+            }
         }
     }
 }
@@ -175,23 +207,76 @@ TEST_CASE("block draft: drafts are the same after any chunks, roll-backs, forks 
         }
 }
 
+TEST_CASE("block draft: drafts made together are those made alone, whatever the sequences share") {
+    for (const char *arch : {"glm4moe", "qwen35"})
+        for (uint32_t seed = 0; seed < 6; ++seed) {
+            CAPTURE(arch);
+            CAPTURE(seed);
+            const On device = seed < 5 ? On::Cpu : On::Gpu;
+            const DraftModel model(arch);
+            const gguf::File file = model.write();
+            std::mt19937 rng(seed);
+            // One rig drafts together, in chunks of three; the other one alone.
+            Rig rig(file, 2, 12 + static_cast<int32_t>(rng() % 30), device), other(file, 1, 48, device);
+            const std::vector<TokenId> text = text_of(40 + rng() % 40, seed);
+            SingleSequence first(rig.executor), first_alone(other.executor);
+            REQUIRE(first.feed(text));
+            REQUIRE(first_alone.feed(text));
+            std::vector<std::unique_ptr<SingleSequence>> together, alone;
+            for (size_t i = 0; i < 5; ++i) {
+                together.push_back(std::make_unique<SingleSequence>(first.sequence().fork()));
+                alone.push_back(std::make_unique<SingleSequence>(first_alone.sequence().fork()));
+            }
+            for (int round = 0; round < 3; ++round) {
+                CAPTURE(round);
+                std::vector<Rig::Asked> asked;
+                std::vector<Draft> expected;
+                for (size_t i = 0; i < together.size(); ++i) {
+                    if (rng() % 4 == 0) continue;  // this sequence catches up later
+                    if (rng() % 2) {
+                        const std::vector<TokenId> more =
+                            text_of(1 + rng() % 6, seed * 100 + static_cast<uint32_t>(i));
+                        REQUIRE(together[i]->feed(more));
+                        REQUIRE(alone[i]->feed(more));
+                    }
+                    const auto last = static_cast<TokenId>(rng() % kDraftVocab);
+                    const auto most = static_cast<int32_t>(1 + rng() % 7);
+                    asked.push_back({together[i].get(), last, most});
+                    expected.push_back(other.draft(*alone[i], last, most));
+                }
+                const std::vector<Draft> drafts = rig.draft_all(asked);
+                REQUIRE(drafts.size() == expected.size());
+                for (size_t i = 0; i < drafts.size(); ++i) {
+                    CHECK(drafts[i].tokens == expected[i].tokens);
+                    CHECK(drafts[i].probabilities == expected[i].probabilities);
+                    CHECK(drafts[i].tokens.size() == static_cast<size_t>(asked[i].most));
+                }
+            }
+        }
+}
+
 TEST_CASE("block draft: the text is the same as without drafts, alone and in a batch") {
     for (const char *arch : kDraftArchs) {
         const DraftModel model(arch);
         const gguf::File file = model.write();
-        const size_t prompts = 5;
-        for (const float temperature : {0.0f, 0.9f}) {
-            CAPTURE(arch);
-            CAPTURE(temperature);
-            Executor plain(kernels::cpu::make_cpu_backend(1), model::build(file).program,
-                           {.context = kContext, .batch = 48, .sequences = 6});
-            const Texts without = answers(plain, {}, prompts, temperature);
-            Rig rig(file);
-            const Texts with = answers(rig.executor, rig.speculators(4), prompts, temperature);
-            CHECK(with.tokens == without.tokens);
-            CHECK(with.counts.failure == "");
-            CHECK(with.counts.drafted > 0);
-        }
+        for (const On device : {On::Cpu, On::Gpu})
+            for (const float temperature : {0.0f, 0.9f}) {
+                CAPTURE(arch);
+                CAPTURE(static_cast<int>(device));
+                CAPTURE(temperature);
+                // The emulator is slow.
+                if (device == On::Gpu && std::string(arch) != (temperature > 0 ? "glm4moe" : "qwen35"))
+                    continue;
+                const size_t prompts = device == On::Cpu ? 5 : 2;
+                Executor plain(backend_on(device), model::build(file).program,
+                               {.context = kContext, .batch = 48, .sequences = 6});
+                const Texts without = answers(plain, {}, prompts, temperature);
+                Rig rig(file, 1, 48, device);
+                const Texts with = answers(rig.executor, rig.speculators(4), prompts, temperature);
+                CHECK(with.tokens == without.tokens);
+                CHECK(with.counts.failure == "");
+                CHECK(with.counts.drafted > 0);
+            }
     }
 }
 

@@ -104,7 +104,7 @@ TEST_CASE("suffix index: the longest suffix seen before, at any time of any text
             if (got.length == 0) continue;
             REQUIRE(got.end < static_cast<int32_t>(text.size()));
             REQUIRE(ends_alike(text, static_cast<size_t>(got.end), static_cast<size_t>(got.length)));
-            REQUIRE(got.end == expected.end);  // no text here repeats itself 32 deep
+            REQUIRE(got.end == expected.end);  // no text here repeats 32 tokens or more
         }
     }
 }
@@ -134,7 +134,7 @@ TEST_CASE("lookup: continues as the text did, in a loop") {
     CHECK(source.name() == "lookup");
 }
 
-TEST_CASE("lookup: after an undo or a shift, drafts as if it had never seen more") {
+TEST_CASE("lookup: after an undo or a shift, drafts as if it had never seen the removed text") {
     for (uint64_t seed = 0; seed < 100; ++seed) {
         CAPTURE(seed);
         Random random(seed);

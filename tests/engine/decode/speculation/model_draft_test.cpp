@@ -107,8 +107,8 @@ TEST_CASE("model draft: with any cache and window, no token and no bit of the lo
                 Executor plain(cpu(), target.program(), shape), guessing(cpu(), target.program(), shape),
                     twin(cpu(), target.program(), shape), other(cpu(), small.program(), {.context = 200});
                 const Continued expected = continue_text(plain, 30, 80, temperature);
-                // A draft that is always right, one that is hardly ever right, and before them the text
-                // itself.
+                // Drafts by the model itself, always right; by another one, hardly ever right; and by the latter
+                // after lookup.
                 const Continued right = continue_text(guessing, 30, 80, temperature, with_model(twin, 9)),
                                 wrong = continue_text(guessing, 30, 80, temperature, with_model(other, 9)),
                                 both =
@@ -227,7 +227,7 @@ TEST_CASE("model draft: with fewer tokens than the model, drafts follow the mode
                     const Draft draft = on_host.draft(text, 4, 0, sampler);
                     if (text.size() % 3 == 1)  // the emulated device is slow
                         CHECK(on_gpu.draft(text, 4, 0, sampler).tokens == draft.tokens);
-                    // The draft model with 30 tokens knows none of those that must follow then.
+                    // After kForced tokens, the draft model with 30 tokens lacks the tokens that must follow.
                     size_t possible = 4;
                     if (vocab < 64 && text.size() <= kForced)
                         possible = std::min(possible, kForced - text.size());

@@ -40,6 +40,21 @@ ToolUse tools_of(const std::vector<Made> &calls) {
     return read_tools(list);
 }
 
+// A text that arrives in two pieces, wherever it is cut, is parsed as if it were whole.
+void check_cuts(const ToolFormat &format, const ToolUse &tools, const std::string &text) {
+    CAPTURE(text);
+    const ParsedAnswer whole = parse_tool_calls(format, tools, text);
+    for (size_t cut = 0; cut <= text.size(); ++cut) {
+        CAPTURE(cut);
+        ToolCallSplitter splitter(format, tools);
+        std::string content = splitter.push(text.substr(0, cut));
+        content += splitter.push(text.substr(cut));
+        const ParsedAnswer rest = splitter.flush();
+        CHECK(content + rest.content == whole.content);
+        CHECK(rest.calls == whole.calls);
+    }
+}
+
 std::string joined(const std::vector<Made> &calls, const std::function<std::string(const Made &)> &one,
                    const std::string &between = "") {
     std::string text;
@@ -345,14 +360,9 @@ TEST_CASE("tool calls: a text in two pieces, split anywhere, gives the same resu
             (format.bare ? "" : "I look. \n") + writers().at(std::string(format.name))(calls) + "\n";
         const ParsedAnswer whole = parse_tool_calls(format, tools, text);
         check_same(whole.calls, calls);
+        check_cuts(format, tools, text);
         for (size_t cut = 0; cut <= text.size(); ++cut) {
             CAPTURE(cut);
-            ToolCallSplitter splitter(format, tools);
-            std::string content = splitter.push(text.substr(0, cut));
-            content += splitter.push(text.substr(cut));
-            const ParsedAnswer rest = splitter.flush();
-            CHECK(content + rest.content == whole.content);
-            CHECK(rest.calls == whole.calls);
             // An incomplete text is either a call, or content that is left unchanged.
             const std::string part = text.substr(0, cut);
             const ParsedAnswer begun = parse_tool_calls(format, tools, part);
@@ -392,15 +402,7 @@ TEST_CASE("tool calls: Functionary's prompt begins the first mark, and its text 
         CHECK(whole.note == "");
         REQUIRE(whole.calls.size() == calls);
         if (calls > 0 && text != "f{}") CHECK(whole.calls[0].arguments == arguments);
-        for (size_t cut = 0; cut <= text.size(); ++cut) {
-            CAPTURE(cut);
-            ToolCallSplitter splitter(format, tools);
-            std::string shown = splitter.push(text.substr(0, cut));
-            shown += splitter.push(text.substr(cut));
-            const ParsedAnswer rest = splitter.flush();
-            CHECK(shown + rest.content == whole.content);
-            CHECK(rest.calls == whole.calls);
-        }
+        check_cuts(format, tools, text);
     }
     // The text arrives as it is written, once it is clear that it is text.
     ToolCallSplitter splitter(format, tools);
@@ -415,6 +417,20 @@ TEST_CASE("tool calls: Functionary's prompt begins the first mark, and its text 
     const ParsedAnswer bad = parse_tool_calls(format, tools, "f\n{\"a\": }");
     CHECK(bad.content == "f\n{\"a\": }");
     CHECK(bad.note.find("what looks like a tool call (Functionary 3.2) is part of the text") == 0);
+}
+
+TEST_CASE("tool calls: Functionary's marks in any order are the same whole and in pieces") {
+    const ToolFormat &format = format_of("Functionary 3.2");
+    const ToolUse tools = tools_of({{"f", Json::object()}});
+    const std::string parts[] = {"all\n", ">>>all\n",         ">>>", "all", "x", " ", "\n",
+                                 "f\n{}", ">>>f\n{\"s\": 1}", "f{}", "\1",  "{"};
+    for (uint32_t seed = 0; seed < 600; ++seed) {
+        CAPTURE(seed);
+        Random random(seed);
+        std::string text;
+        for (size_t n = 1 + random.below(5); n > 0; --n) text += parts[random.below(std::size(parts))];
+        check_cuts(format, tools, text);
+    }
 }
 
 TEST_CASE("tool calls: text without marks comes through as it arrives") {

@@ -213,8 +213,8 @@ TEST_CASE("doubts: what does a barrier of the grid cost?") {
 TEST_CASE("doubts: does a product with zero change the sum of an mma?") {
     Stream stream;
     prepare(alignment_kernel().handle, 0);
-    // Row 0 of A: 2^-12 in column 0, zero in column 1; B: 2^-12 and `beside` in these. The sum is 2^-24 if
-    // the second product contributes nothing, as attention requires for cells that are not visible.
+    // 2^-12 * 2^-12 + zero * beside. The sum is 2^-24 if the second product contributes nothing, as attention requires
+    // for cells that are not visible.
     const auto sum = [&](float beside, float zero) {
         const auto half = [](float x) { return uint32_t{gguf::f32_to_f16(x)}; };
         std::vector<uint32_t> a(128, 0), b(64, 0);

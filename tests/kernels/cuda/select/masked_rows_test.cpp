@@ -26,7 +26,7 @@ namespace {
 constexpr int32_t kVocab = 131;  // the last word of a mask is partly used
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// Of some rows, with one to all tokens.
+// Random masks for some of the rows, with between one and all tokens.
 Masks random_masks(Random &random, int32_t rows) {
     Masks masks(static_cast<size_t>(rows));
     for (std::vector<uint64_t> &mask : masks) {

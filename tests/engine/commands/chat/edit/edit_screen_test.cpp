@@ -29,8 +29,8 @@ std::string trimmed(std::string text) {
     return text;
 }
 
-// The rows of the window of `height` rows that end at or below the cursor are on the screen, and the cursor is at its
-// place.
+// Checks that the cursor and its row are as laid out and, if all rows fit into the window of `height` rows, that the
+// screen ends with them.
 void check_shown(const TerminalModel &terminal, const EditLayout &layout, int height) {
     const std::vector<std::string> lines = terminal.lines();
     REQUIRE(terminal.row() < lines.size());
@@ -86,7 +86,7 @@ TEST_CASE("edit screen: what is drawn after random edits is the text, and what s
         terminal.feed("above\n");
         EditText edited;
         EditScreen screen;
-        bool fits = true;  // so far; otherwise the beginning was scrolled away
+        bool fits = true;  // false: the beginning was scrolled away
         for (int i = 0; i < 40; ++i) {
             if (random() % 3 == 0)
                 edited.set_cursor(edited.before(edited.cursor()));

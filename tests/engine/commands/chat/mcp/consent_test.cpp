@@ -9,7 +9,7 @@
 using namespace runnel::commands;
 using namespace runnel::commands::mcp;
 
-TEST_CASE("mcp: the text of a call shows characters that have no ink, and counts blanks") {
+TEST_CASE("mcp: the text of a call shows invisible characters, and counts blanks") {
     CHECK(visible("{\"a\": \"\u00e9\u4e2d\"}") == "{\"a\": \"\u00e9\u4e2d\"}");
     CHECK(visible("a  b\n \tc\nd") == "a<2 blanks>b<3 blanks>c<U+000A>d");
     CHECK(visible("\u00AD\u3164\u2800\uFE0F\U000E0041\U000E007F\u200B\u202E\u00A0") ==

@@ -22,7 +22,7 @@ using runnel::decode::StopRequest;
 
 namespace {
 
-constexpr auto kLong = 120000ms, kShort = 300ms;  // the short one is for servers that never answer
+constexpr auto kLong = 120000ms, kShort = 300ms;  // kShort: for servers that never answer
 
 ServerConfig config_of(const std::string &mode) {
     const auto entry = mcp_entry(mode);
@@ -62,7 +62,7 @@ struct Connected {
         return servers.call(*tool, arguments, StopRequest());
     }
     bool log_has(const std::string &server, const std::string &text) {
-        for (int i = 0; i < 6000; ++i) {  // what is written at the end of a call may come later
+        for (int i = 0; i < 6000; ++i) {  // a server's last output may arrive after the call has ended
             if (servers.log(server)->find(text) != std::string::npos) return true;
             std::this_thread::sleep_for(10ms);
         }
@@ -202,7 +202,7 @@ TEST_CASE("mcp: results of any size and with any bytes become text") {
     CHECK(result.text.ends_with("x\xef\xbf\xbd[31m\xef\xbf\xbd"));
 }
 
-TEST_CASE("mcp: names fit every format of calls and are unique; allowed are tools or whole servers") {
+TEST_CASE("mcp: names fit every format of calls and are unique; a tool or a whole server can be allowed") {
     ServerConfig first = config_of("good"), second = config_of("good"), third = config_of("good");
     first.name = "my files", second.name = "my.files", third.name = std::string(80, 'n');
     Connected c(Config{{first, second, third}, {}},

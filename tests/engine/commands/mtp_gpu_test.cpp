@@ -1,0 +1,116 @@
+// --mtp on the GPU, which is the emulated one.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/commands/commands.h"
+#include "engine/decode/memory_plan.h"
+#include "engine/model/model.h"
+#include "tests/engine/commands/commands_here.h"
+#include "tests/simt/simt.h"
+#include "tests/support/draft_model.h"
+
+using namespace runnel;
+using namespace runnel::commands;
+using namespace runnel::testing;
+using decode::Mtp;
+using nlohmann::json;
+
+namespace {
+
+RunOptions options_for(const DraftModel &model, Mtp mtp) {
+    RunOptions options;
+    options.model.path = model.path().string();
+    options.model.device = "cuda", options.model.context = 96, options.model.threads = 1;
+    options.draft.mtp = mtp;
+    options.prompt = "a b c", options.raw = true, options.json = true;
+    options.generation.predict = 24, options.generation.sampling.temperature = 0;
+    options.generation.ignore_eos = true;
+    return options;
+}
+
+Outcome run_here(const RunOptions &options) {
+    return call_here([&](Io &io) { return run(options, io); });
+}
+
+// What --json shows, without what differs from run to run.
+json answer_of(const Outcome &outcome) {
+    REQUIRE_MESSAGE(outcome.code == 0, outcome.error << outcome.err);
+    const json all = json::parse(outcome.out);
+    return {{"text", all.at("text")}, {"tokens", all.at("tokens")}};
+}
+
+bool drafted(const Outcome &outcome) {
+    return json::parse(outcome.out).contains("speculation");
+}
+
+}  // namespace
+
+TEST_CASE("--mtp: on the (emulated) GPU the text is the same with and without") {
+    Emulated emulated;
+    for (const char *arch : {"glm4moe", "qwen35"}) {
+        CAPTURE(arch);
+        const DraftModel model(arch);
+        (void)model.write();
+        for (const float temperature : {0.0f, 0.9f}) {
+            CAPTURE(temperature);
+            const auto with = [&](Mtp mtp) {
+                RunOptions options = options_for(model, mtp);
+                options.generation.sampling.temperature = temperature;
+                options.generation.seed = 4;
+                return run_here(options);
+            };
+            const Outcome off = with(Mtp::Off), on = with(Mtp::On);
+            CHECK(answer_of(on) == answer_of(off));
+            CHECK(drafted(on));
+            CHECK_FALSE(drafted(off));
+            if (temperature == 0) CHECK(drafted(with(Mtp::Auto)));
+        }
+    }
+}
+
+TEST_CASE("--mtp: layers on the GPU and the CPU are a usage error, and auto drafts nothing") {
+    Emulated emulated;
+    const DraftModel model("qwen35");
+    (void)model.write();
+    const auto with = [&](Mtp mtp, const std::string &gpu_layers) {
+        RunOptions options = options_for(model, mtp);
+        options.model.gpu_layers = gpu_layers;
+        return run_here(options);
+    };
+    CHECK(with(Mtp::On, "1").error ==
+          "--mtp: the next-token-prediction block needs all layers on one device (now: 1 of 3 layers on the "
+          "GPU, the others on the CPU): add --device cpu");
+    const Outcome automatic = with(Mtp::Auto, "1");
+    CHECK(answer_of(automatic) == answer_of(with(Mtp::Off, "1")));
+    CHECK_FALSE(drafted(automatic));
+    CHECK(drafted(with(Mtp::On, "all")));
+}
+
+TEST_CASE("--mtp: a GPU without memory for the block is reported, and auto goes on without drafts") {
+    Emulated emulated;
+    const DraftModel model("glm4moe");
+    const gguf::File file = model.write();
+    // The block's cache is larger than what the driver is expected to take.
+    constexpr int32_t kLong = 1 << 20;
+    const auto plan = decode::memory_plan(model::build(file), {.context = kLong});
+    REQUIRE(plan.gpu);
+    REQUIRE(plan.gpu->part);
+    const auto with = [&](Mtp mtp) {
+        RunOptions options = options_for(model, mtp);
+        options.model.context = kLong;
+        options.generation.predict = 2;
+        return run_here(options);
+    };
+    emulated->memory = plan.gpu->part->gpu.all() + (size_t{1} << 20);
+    const Outcome off = with(Mtp::Off), on = with(Mtp::On), automatic = with(Mtp::Auto);
+    CHECK(on.error.find("the GPU has ") == 0);
+    CHECK(on.error.find("choose a smaller context with -c, or --device cpu") != std::string::npos);
+    CHECK(answer_of(automatic) == answer_of(off));
+    CHECK(automatic.err.find("the next-token-prediction block does not draft: the GPU has ") !=
+          std::string::npos);
+    CHECK_FALSE(drafted(automatic));
+    emulated->memory = size_t{2} << 30;
+    CHECK(drafted(with(Mtp::On)));
+}
