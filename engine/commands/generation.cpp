@@ -171,6 +171,32 @@ void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
     if (same && flags.gpu_layers != "0") engine.beside = flags.model;
 }
 
+decode::FileSampling file_sampling(const GenerationFlags &flags, const gguf::File &file) {
+    decode::FileSampling found = decode::file_sampling(file);
+    std::erase_if(found.values,
+                  [&](const auto &value) { return flags.chosen.contains(value.setting->name); });
+    if (flags.chosen.contains("samplers")) found.samplers.reset();
+    return found;
+}
+
+GenerationFlags with_file_sampling(GenerationFlags flags, const gguf::File &file, Io &io) {
+    const decode::FileSampling found = file_sampling(flags, file);
+    for (const std::string &note : found.notes) io.note(note);
+    found.apply(flags.sampling);
+    return flags;
+}
+
+std::string file_sampling_text(const decode::FileSampling &sampling) {
+    return sampling.any() ? "sampling " + sampling.text() + " (from the file)\n" : std::string();
+}
+
+Json file_sampling_json(const decode::FileSampling &sampling) {
+    Json json = Json::object();
+    for (const auto &[setting, value] : sampling.values) json[std::string(setting->name)] = value;
+    if (sampling.samplers) json["samplers"] = decode::samplers_text(*sampling.samplers);
+    return json;
+}
+
 decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
     decode::SamplingOptions options = flags.sampling;
     for (const decode::SamplingSetting &setting : decode::sampling_settings())
@@ -280,6 +306,7 @@ Json report_json(const Report &report) {
                  {"timings", timings_json(report)}};
     if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
     if (report.stored) json["stored_prompts"] = stored_json(*report.stored);
+    if (report.sampling.any()) json["file_sampling"] = file_sampling_json(report.sampling);
     return json;
 }
 
@@ -298,7 +325,8 @@ std::string report_text(const Report &report) {
         static_cast<long long>(report.prompt_tokens) - static_cast<long long>(t.prefill_tokens),
         t.prefill_rate(), t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
         report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed), report.placement.c_str());
-    return text + (report.speculation ? speculation_text(*report.speculation) : std::string()) +
+    return text + file_sampling_text(report.sampling) +
+           (report.speculation ? speculation_text(*report.speculation) : std::string()) +
            (report.stored ? stored_text(*report.stored) : std::string());
 }
 

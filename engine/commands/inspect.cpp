@@ -6,7 +6,9 @@
 #include "engine/commands/cache_types.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/figures.h"
+#include "engine/commands/generation.h"
 #include "engine/commands/json.h"
+#include "engine/decode/file_sampling.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/draft_block.h"
 #include "engine/model/model.h"
@@ -160,6 +162,8 @@ void print_json(const gguf::File &file, const Summary &s, const InspectOptions &
         if (s.memory->draft_block > 0) json["memory"]["draft_block"] = s.memory->draft_block;
         if (s.memory->gpu) json["memory"]["gpu"] = gpu_json(*s.memory->gpu);
     }
+    if (const decode::FileSampling sampling = decode::file_sampling(file); sampling.any())
+        json["sampling"] = file_sampling_json(sampling);
     Json metadata = Json::object();
     for (const auto &[key, value] : file.metadata())
         metadata[std::string(key)] = to_json(value, options.arrays);
@@ -225,6 +229,9 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
     std::snprintf(bits, sizeof bits, "%.2f", s.bits_per_weight());
     text += line("bits per weight", bits);
     if (s.context_length) text += line("context length", std::to_string(*s.context_length));
+    const decode::FileSampling sampling = decode::file_sampling(file);
+    if (sampling.any()) text += line("sampling", sampling.text() + " unless an option says otherwise");
+    for (const std::string &note : sampling.notes) text += line("", note);
     text += line("memory, weights", size_text(s.tensor_bytes));
     if (s.memory) {
         text += line("read per token", size_text(s.memory->read_per_token) + " of weights");

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,8 @@ struct ModelOptions {
 
 struct GenerationFlags {
     decode::SamplingOptions sampling;  // without seed and logit_bias, which follow
+    // Names of the sampling settings that the user chose; the model's file gives the others (file_sampling.h).
+    std::set<std::string, std::less<>> chosen;
     std::optional<uint64_t> seed;
     std::vector<std::string> dry_breakers;  // empty: the default ones; "none": none
     std::vector<std::string> logit_bias;    // "ID+B", "ID-B", "ID-inf"

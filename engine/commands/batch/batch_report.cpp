@@ -36,6 +36,8 @@ Json stats(const BatchOptions &options, const BatchTotals &totals, decode::Engin
     if (totals.drafts) json["speculation"] = speculation_json(queue.speculation());
     if (!totals.paging.is_null()) json["paging"] = totals.paging;
     if (const auto stored = totals.stored.report()) json["stored_prompts"] = stored_json(*stored);
+    const decode::FileSampling sampling = file_sampling(options.generation, engine.file());
+    if (sampling.any()) json["file_sampling"] = file_sampling_json(sampling);
     return json;
 }
 
@@ -64,7 +66,9 @@ void report_batch(const BatchOptions &options, const BatchTotals &totals, decode
     const Json numbers = stats(options, totals, engine, queue);
     const std::string drafts = totals.drafts ? speculation_text(queue.speculation()) : std::string();
     const auto stored = totals.stored.report();
-    write_stats(options.stats, stats_text(numbers) + drafts + (stored ? stored_text(*stored) : std::string()),
+    const std::string sampling = file_sampling_text(file_sampling(options.generation, engine.file()));
+    write_stats(options.stats,
+                stats_text(numbers) + sampling + drafts + (stored ? stored_text(*stored) : std::string()),
                 numbers, io);
     if (totals.errors > 0)
         io.note(std::to_string(totals.errors) +

@@ -31,7 +31,7 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       output_(output),
       progress_(io),
       format_(prompt_format(engine, options.chat)),
-      sampling_(batch_sampling(options, output)),
+      sampling_(batch_sampling(options, engine.file(), output, io)),
       requests_(options, format_, sampling_, stop, io),
       drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),

@@ -93,8 +93,9 @@ void add_sampling(const decode::SamplingOptions &s, BatchSettings &list) {
 
 }  // namespace
 
-decode::SamplingOptions batch_sampling(const BatchOptions &options, const BatchOutput &output) {
-    GenerationFlags flags = options.generation;
+decode::SamplingOptions batch_sampling(const BatchOptions &options, const gguf::File &model,
+                                       const BatchOutput &output, Io &io) {
+    GenerationFlags flags = with_file_sampling(options.generation, model, io);
     if (const auto seed = flags.seed ? std::nullopt : output.earlier(kSeedSetting)) {
         uint64_t value = 0;
         if (std::from_chars(seed->data(), seed->data() + seed->size(), value).ec == std::errc())

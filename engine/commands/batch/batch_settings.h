@@ -12,9 +12,10 @@
 
 namespace runnel::commands {
 
-// The sampling options of the run. Without --seed, a resumed run uses the seed of the earlier one, and all
-// shards use the same seed: their answers are those of one run.
-decode::SamplingOptions batch_sampling(const BatchOptions &options, const BatchOutput &output);
+// The sampling options of the run: those of `options`, else of the model's file. Without --seed, a resumed run uses the
+// seed of the earlier one, and all shards use the same seed: their answers are those of one run.
+decode::SamplingOptions batch_sampling(const BatchOptions &options, const gguf::File &model,
+                                       const BatchOutput &output, Io &io);
 
 // Leaves out --parallel, -b, -t, --unordered and --timings, which change no byte of a text, and drafts unless the rule is
 // rejection. The value of a text or a file is its hash. Throws what reading the files throws.

@@ -34,7 +34,7 @@ ChatModel::ChatModel(const ChatOptions &options, decode::Engine &engine,
     : options_(options),
       engine_(engine),
       io_(io),
-      settings_(options.generation),
+      settings_(with_file_sampling(options.generation, engine.file(), io)),
       sampling_(sampling_options(settings_)),
       constraint_(constraint_of(settings_.constraint, io)),
       format_(prompt_format(engine, options.chat, tools)),
@@ -179,6 +179,7 @@ void ChatModel::finish(const Done &done) {
     save_stored(*queue_.kept(done.kept));
     report_ = commands::report(options_.model.path, sampling_.seed, engine_, done);
     report_->stored = stored_.report();
+    report_->sampling = file_sampling(settings_, engine_.file());
     if (done.usage.forgotten > 0)
         io_.note("the context was full: the oldest " + std::to_string(done.usage.forgotten) +
                  " tokens after the system prompt were forgotten");

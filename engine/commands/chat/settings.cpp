@@ -62,10 +62,14 @@ void set(GenerationFlags &flags, std::string_view given, std::string_view value)
         flags.stops.emplace_back(value);
         return;
     }
-    if (const decode::SamplingSetting *setting = decode::find_setting(name))
-        return setting->set(flags.sampling, number(name, setting->range, value));
+    if (const decode::SamplingSetting *setting = decode::find_setting(name)) {
+        setting->set(flags.sampling, number(name, setting->range, value));
+        flags.chosen.emplace(name);
+        return;
+    }
     if (name == "samplers") try {
             flags.sampling.samplers = decode::parse_samplers(value);
+            flags.chosen.emplace(name);
             return;
         } catch (const std::invalid_argument &error) {
             refuse(name, value, error.what());

@@ -212,6 +212,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
         if (!setting.aliases.empty()) names += "," + std::string(setting.aliases);
         Option &option = table.add(names, "N", setting.help, [&o, &setting](const std::string &text) {
             setting.set(o.sampling, number_in(setting.range, text));
+            o.chosen.emplace(setting.name);
         });
         option.by_default(shown_number(setting.get(o.sampling)));
         if (setting.rare) option.rare();
@@ -223,7 +224,10 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     table
         .add("--samplers,--sampling-seq,--sampler-seq", "ORDER",
              "the order of the sampling steps, as names with ; between them or as letters",
-             [&o](const std::string &text) { o.sampling.samplers = samplers_in(text); })
+             [&o](const std::string &text) {
+                 o.sampling.samplers = samplers_in(text);
+                 o.chosen.emplace("samplers");
+             })
         .by_default("edskypmxt")
         .rare();
     table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer before this text; repeatable");

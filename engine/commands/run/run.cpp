@@ -156,7 +156,7 @@ int run(const RunOptions &options, Io &io) {
     const completion::PromptFormat format = prompt_format(engine, options.chat);
     expect_template(format, options.chat, options.raw);
     note_unused(options.chat, format, io);
-    completion::Request request = request_of(options, text, format, stop, io);
+    completion::Request request = request_of(options, text, engine.file(), format, stop, io);
     PromptCache cache(options.prompt_cache, options.model, engine, io);
     completion::CompletionQueue queue(
         engine, format, {.parallel = sequences_of(options), .drafts = speculators(drafts.get())});
@@ -175,6 +175,7 @@ int run(const RunOptions &options, Io &io) {
     if (!drawn.empty()) io.err.write(drawn);
     stored.save(prompt);  // the answer is written, whatever becomes of this
     report.stored = stored.report();
+    report.sampling = file_sampling(options.generation, engine.file());
     if (report.stored && !report.stored->problem.empty())
         io.note("--prompt-cache auto: " + gguf::printable(report.stored->problem, 4096));
     else if (options.store.is_on && prompts_folder().empty())

@@ -48,18 +48,19 @@ std::optional<std::string> suffix_of(const RunOptions &options, Io &io, const de
 
 }  // namespace
 
-completion::Request request_of(const RunOptions &options, const std::string &text,
+completion::Request request_of(const RunOptions &options, const std::string &text, const gguf::File &model,
                                const completion::PromptFormat &format, const decode::StopRequest &stop,
                                Io &io) {
-    completion::Request request{.input = completion::RawText{text, suffix_of(options, io, stop)},
-                                .sampling = sampling_options(options.generation),
-                                .limits = limits(options.generation),
-                                .overflow = options.overflow,
-                                .samples = options.samples,
-                                .beams = options.beams,
-                                .logprobs = options.samples > 1 || options.generation.logprobs >= 0,
-                                .top_logprobs = options.generation.logprobs,
-                                .prompt_logprobs = options.generation.prompt_logprobs};
+    completion::Request request{
+        .input = completion::RawText{text, suffix_of(options, io, stop)},
+        .sampling = sampling_options(with_file_sampling(options.generation, model, io)),
+        .limits = limits(options.generation),
+        .overflow = options.overflow,
+        .samples = options.samples,
+        .beams = options.beams,
+        .logprobs = options.samples > 1 || options.generation.logprobs >= 0,
+        .top_logprobs = options.generation.logprobs,
+        .prompt_logprobs = options.generation.prompt_logprobs};
     request.log_drafts = options.spec_trace.has_value();
     request.thinking_budget = options.chat.thinking_budget;
     // With -n 0, the prompt is computed only if the sequence is kept.

@@ -15,7 +15,7 @@ std::string gather_prompt(const RunOptions &options, Io &io, const decode::StopR
 
 // A request for one turn of a conversation, or for the completion of a text without a template. Throws UsageError
 // for contradictory options.
-completion::Request request_of(const RunOptions &options, const std::string &text,
+completion::Request request_of(const RunOptions &options, const std::string &text, const gguf::File &model,
                                const completion::PromptFormat &format, const decode::StopRequest &stop,
                                Io &io);
 
