@@ -171,8 +171,8 @@ void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
     if (same && flags.gpu_layers != "0") engine.beside = flags.model;
 }
 
-decode::FileSampling file_sampling(const GenerationFlags &flags, const gguf::File &file) {
-    decode::FileSampling found = decode::file_sampling(file);
+completion::FileSampling file_sampling(const GenerationFlags &flags, const gguf::File &file) {
+    completion::FileSampling found = completion::file_sampling(file);
     std::erase_if(found.values,
                   [&](const auto &value) { return flags.chosen.contains(value.setting->name); });
     if (flags.chosen.contains("samplers")) found.samplers.reset();
@@ -180,17 +180,17 @@ decode::FileSampling file_sampling(const GenerationFlags &flags, const gguf::Fil
 }
 
 GenerationFlags with_file_sampling(GenerationFlags flags, const gguf::File &file, Io &io) {
-    const decode::FileSampling found = file_sampling(flags, file);
+    const completion::FileSampling found = file_sampling(flags, file);
     for (const std::string &note : found.notes) io.note(note);
     found.apply(flags.sampling);
     return flags;
 }
 
-std::string file_sampling_text(const decode::FileSampling &sampling) {
+std::string file_sampling_text(const completion::FileSampling &sampling) {
     return sampling.any() ? "sampling " + sampling.text() + " (from the file)\n" : std::string();
 }
 
-Json file_sampling_json(const decode::FileSampling &sampling) {
+Json file_sampling_json(const completion::FileSampling &sampling) {
     Json json = Json::object();
     for (const auto &[setting, value] : sampling.values) json[std::string(setting->name)] = value;
     if (sampling.samplers) json["samplers"] = decode::samplers_text(*sampling.samplers);

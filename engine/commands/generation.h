@@ -14,7 +14,7 @@
 #include "engine/commands/options.h"
 #include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
-#include "engine/decode/file_sampling.h"
+#include "engine/completion/file_sampling.h"
 #include "engine/decode/speculation/drafting.h"
 
 namespace runnel::commands {
@@ -40,12 +40,12 @@ decode::MakeSpeculator speculators(decode::Drafting *drafts);
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags);
 
 // The sampling settings that the model's file gives, less those that the user chose.
-decode::FileSampling file_sampling(const GenerationFlags &flags, const gguf::File &file);
+completion::FileSampling file_sampling(const GenerationFlags &flags, const gguf::File &file);
 // `flags` with those settings. Notes the keys of the file that are ignored.
 GenerationFlags with_file_sampling(GenerationFlags flags, const gguf::File &file, Io &io);
 // For --stats: a line, or nothing; and an object with the settings' names.
-std::string file_sampling_text(const decode::FileSampling &sampling);
-Json file_sampling_json(const decode::FileSampling &sampling);
+std::string file_sampling_text(const completion::FileSampling &sampling);
+Json file_sampling_json(const completion::FileSampling &sampling);
 // The sampling options, with the given or a random seed and the parsed biases. Throws UsageError.
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);
 completion::Limits limits(const GenerationFlags &flags);
@@ -70,7 +70,7 @@ struct Report {
     std::string placement;  // where the model's layers ran
     std::optional<decode::SpeculationCounts> speculation = {};
     std::optional<StoredReport> stored = {};  // nullopt: no prompts on the disk were used
-    decode::FileSampling sampling = {};       // the settings that the model's file gave
+    completion::FileSampling sampling = {};       // the settings that the model's file gave
 };
 Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,
               const completion::Done &done);

@@ -8,7 +8,7 @@
 #include "engine/commands/figures.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/json.h"
-#include "engine/decode/file_sampling.h"
+#include "engine/completion/file_sampling.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/draft_block.h"
 #include "engine/model/model.h"
@@ -162,7 +162,7 @@ void print_json(const gguf::File &file, const Summary &s, const InspectOptions &
         if (s.memory->draft_block > 0) json["memory"]["draft_block"] = s.memory->draft_block;
         if (s.memory->gpu) json["memory"]["gpu"] = gpu_json(*s.memory->gpu);
     }
-    if (const decode::FileSampling sampling = decode::file_sampling(file); sampling.any())
+    if (const completion::FileSampling sampling = completion::file_sampling(file); sampling.any())
         json["sampling"] = file_sampling_json(sampling);
     Json metadata = Json::object();
     for (const auto &[key, value] : file.metadata())
@@ -229,7 +229,7 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
     std::snprintf(bits, sizeof bits, "%.2f", s.bits_per_weight());
     text += line("bits per weight", bits);
     if (s.context_length) text += line("context length", std::to_string(*s.context_length));
-    const decode::FileSampling sampling = decode::file_sampling(file);
+    const completion::FileSampling sampling = completion::file_sampling(file);
     if (sampling.any()) text += line("sampling", sampling.text() + " unless an option says otherwise");
     for (const std::string &note : sampling.notes) text += line("", note);
     text += line("memory, weights", size_text(s.tensor_bytes));

@@ -36,7 +36,7 @@ Json stats(const BatchOptions &options, const BatchTotals &totals, decode::Engin
     if (totals.drafts) json["speculation"] = speculation_json(queue.speculation());
     if (!totals.paging.is_null()) json["paging"] = totals.paging;
     if (const auto stored = totals.stored.report()) json["stored_prompts"] = stored_json(*stored);
-    const decode::FileSampling sampling = file_sampling(options.generation, engine.file());
+    const completion::FileSampling sampling = file_sampling(options.generation, engine.file());
     if (sampling.any()) json["file_sampling"] = file_sampling_json(sampling);
     return json;
 }

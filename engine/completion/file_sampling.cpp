@@ -1,4 +1,4 @@
-#include "engine/decode/file_sampling.h"
+#include "engine/completion/file_sampling.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -6,7 +6,7 @@
 
 #include "gguf/printable.h"
 
-namespace runnel::decode {
+namespace runnel::completion {
 namespace {
 
 constexpr std::string_view kPrefix = "general.sampling.", kOrder = "sequence";
@@ -36,7 +36,7 @@ void read_order(const gguf::Value &value, FileSampling &found) {
     if (!text) throw std::invalid_argument("expected a text");
     if (text->empty()) return;
     try {
-        found.samplers = parse_samplers(*text);
+        found.samplers = decode::parse_samplers(*text);
     } catch (const std::invalid_argument &allowed) {
         throw std::invalid_argument(std::string("expected ") + allowed.what());
     }
@@ -45,7 +45,7 @@ void read_order(const gguf::Value &value, FileSampling &found) {
 void read_number(std::string_view key, const gguf::Value &value, FileSampling &found) {
     const auto known = std::ranges::find(kKeys, key, &Key::key);
     if (known == std::end(kKeys)) throw std::invalid_argument("there is no such setting");
-    const SamplingSetting *setting = find_setting(known->setting);
+    const decode::SamplingSetting *setting = decode::find_setting(known->setting);
     const auto number = value.as_float();
     if (!number || !setting->range.contains(*number))
         throw std::invalid_argument("expected " + setting->range.words());
@@ -54,7 +54,7 @@ void read_number(std::string_view key, const gguf::Value &value, FileSampling &f
 
 }  // namespace
 
-void FileSampling::apply(SamplingOptions &options) const {
+void FileSampling::apply(decode::SamplingOptions &options) const {
     for (const Value &value : values) value.setting->set(options, value.value);
     if (samplers) options.samplers = *samplers;
 }
@@ -62,9 +62,9 @@ void FileSampling::apply(SamplingOptions &options) const {
 std::string FileSampling::text() const {
     std::string text;
     for (const Value &value : values)
-        text +=
-            (text.empty() ? "" : ", ") + std::string(value.setting->name) + " " + shown_number(value.value);
-    if (samplers) text += (text.empty() ? "samplers " : ", samplers ") + samplers_text(*samplers);
+        text += (text.empty() ? "" : ", ") + std::string(value.setting->name) + " " +
+                decode::shown_number(value.value);
+    if (samplers) text += (text.empty() ? "samplers " : ", samplers ") + decode::samplers_text(*samplers);
     return text;
 }
 
@@ -90,4 +90,4 @@ FileSampling file_sampling(const gguf::File &file) {
     return found;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

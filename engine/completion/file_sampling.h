@@ -8,23 +8,23 @@
 #include "engine/decode/sampling_settings.h"
 #include "gguf/file.h"
 
-namespace runnel::decode {
+namespace runnel::completion {
 
 struct FileSampling {
     struct Value {
-        const SamplingSetting *setting;
+        const decode::SamplingSetting *setting;
         double value;  // in the setting's range
     };
     std::vector<Value> values;
-    std::optional<SamplerOrder> samplers;
+    std::optional<decode::SamplerOrder> samplers;
     std::vector<std::string> notes;  // about keys that are ignored: unknown ones, and values out of range
 
     bool any() const { return !values.empty() || samplers.has_value(); }
-    void apply(SamplingOptions &options) const;
+    void apply(decode::SamplingOptions &options) const;
     // "temp 0.6, top-p 0.95"; empty for none.
     std::string text() const;
 };
 
 FileSampling file_sampling(const gguf::File &file);
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

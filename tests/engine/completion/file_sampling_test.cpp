@@ -1,5 +1,5 @@
 // Sampling defaults in a model file: every key sets its setting, and what cannot be used is noted.
-#include "engine/decode/file_sampling.h"
+#include "engine/completion/file_sampling.h"
 
 #include <doctest/doctest.h>
 
@@ -14,14 +14,14 @@ using namespace runnel::testing;
 
 namespace {
 
-decode::FileSampling read(const EditedModel &model) {
-    return decode::file_sampling(gguf::File::open(model.write()));
+completion::FileSampling read(const EditedModel &model) {
+    return completion::file_sampling(gguf::File::open(model.write()));
 }
 
 }  // namespace
 
 TEST_CASE("file sampling: a file without the keys changes nothing") {
-    const decode::FileSampling found = read(EditedModel());
+    const completion::FileSampling found = read(EditedModel());
     CHECK_FALSE(found.any());
     CHECK(found.text().empty());
     CHECK(found.notes.empty());
@@ -41,7 +41,7 @@ TEST_CASE("file sampling: every key of llama.cpp sets its setting") {
         .set("general.sampling.mirostat", int32_t{2})
         .set("general.sampling.mirostat_tau", 4.5f)
         .set("general.sampling.mirostat_eta", 0.2f);
-    const decode::FileSampling found = read(model);
+    const completion::FileSampling found = read(model);
     CHECK(found.notes.empty());
     decode::SamplingOptions options;
     found.apply(options);
@@ -68,7 +68,7 @@ TEST_CASE("file sampling: unknown keys and values out of range are noted, not us
         .set("general.sampling.sequence", std::string_view("top_k;luck"))
         .set("general.sampling.luck", 1.0f)
         .set("general.sampling.min_p", 0.25f);
-    const decode::FileSampling found = read(model);
+    const completion::FileSampling found = read(model);
     CHECK(found.text() == "min-p 0.25");
     REQUIRE(found.notes.size() == 5);
     CHECK(found.notes[0] == "general.sampling.top_p of the file is ignored: expected a number from 0 to 1");
@@ -79,7 +79,7 @@ TEST_CASE("file sampling: unknown keys and values out of range are noted, not us
 TEST_CASE("file sampling: a file with many unknown keys gives few notes") {
     EditedModel model;
     for (int i = 0; i < 1000; ++i) model.set("general.sampling.x" + std::to_string(i), 1.0f);
-    const decode::FileSampling found = read(model);
+    const completion::FileSampling found = read(model);
     CHECK_FALSE(found.any());
     REQUIRE(found.notes.size() == 17);
     CHECK(found.notes.back() == "984 more such keys of the file are ignored");
