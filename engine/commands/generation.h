@@ -12,9 +12,9 @@
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
 #include "engine/commands/options.h"
+#include "engine/completion/file_sampling.h"
 #include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
-#include "engine/completion/file_sampling.h"
 #include "engine/decode/speculation/drafting.h"
 
 namespace runnel::commands {
@@ -70,7 +70,7 @@ struct Report {
     std::string placement;  // where the model's layers ran
     std::optional<decode::SpeculationCounts> speculation = {};
     std::optional<StoredReport> stored = {};  // nullopt: no prompts on the disk were used
-    completion::FileSampling sampling = {};       // the settings that the model's file gave
+    completion::FileSampling sampling = {};   // the settings that the model's file gave
 };
 Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,
               const completion::Done &done);
