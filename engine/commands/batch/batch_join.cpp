@@ -23,7 +23,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr std::string_view kShardSetting = "--shard", kSeedSetting = "--seed";
+constexpr std::string_view kShardSetting = "--shard";
 
 // The output of one shard.
 struct Part {
@@ -55,11 +55,6 @@ Descriptor open_part(const std::string &path) {
         throw UsageError(name + " is being written by another process");
     gguf::note_read(file.get());
     return file;
-}
-
-uint64_t size_of(int fd) {
-    struct stat status {};
-    return fstat(fd, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
 }
 
 Shard shard_of(const std::string &text, const std::string &manifest) {
@@ -165,7 +160,7 @@ void expect_complete(const std::vector<std::unique_ptr<Part>> &parts, Io &io) {
     if (missing == 0) return;
     std::string seed;
     for (const auto &[name, value] : parts[0]->settings)
-        if (name == kSeedSetting) seed = " --seed " + gguf::printable(value, 40);
+        if (name == "--seed") seed = " --seed " + gguf::printable(value, 40);
     int64_t listed = 0;
     for (int64_t i = 1; i <= total && listed < kListed; ++i) {
         if (complete.count(i)) continue;

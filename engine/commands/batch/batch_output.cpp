@@ -27,11 +27,6 @@ std::string reason() {
     return std::generic_category().message(errno);
 }
 
-uint64_t size_of(int fd) {
-    struct stat status {};
-    return fstat(fd, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
-}
-
 bool is_regular(int fd) {
     struct stat status {};
     return fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
@@ -112,6 +107,11 @@ bool may_be_left_over(const Lines &lines) {
 }
 
 }  // namespace
+
+uint64_t size_of(int fd) {
+    struct stat status {};
+    return fstat(fd, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+}
 
 std::string manifest_of(const std::string &output) {
     return output + std::string(kManifest);

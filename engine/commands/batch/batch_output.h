@@ -25,6 +25,9 @@ namespace runnel::commands {
 // The name of the manifest of an output file.
 std::string manifest_of(const std::string &output);
 
+// The size of an open file; 0 if it cannot be read.
+uint64_t size_of(int fd);
+
 // The lines of an output file that an earlier run wrote.
 class WrittenRows {
   public:
