@@ -1,9 +1,9 @@
 // Full blocks indexed by their text, so that a prompt that begins like an earlier one shares its blocks.
 //
 // The key of a block is a hash of its tokens and of the previous block's key, so equal keys mean equal text
-// from the start of the sequence, and therefore equal K and V. The first key of a chain is random for each
-// cache, so that nobody can prepare texts with colliding keys; in addition, the block's own tokens are
-// compared.
+// from the start of the sequence, and therefore equal K and V. Before a block is
+// shared, its own tokens are compared as well. The first key of a chain is a random number of the cache, so that texts
+// whose keys collide cannot be prepared in advance.
 #pragma once
 
 #include <array>

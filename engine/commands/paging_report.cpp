@@ -8,32 +8,18 @@ namespace runnel::commands {
 
 using measure::Allocation, measure::PagingReplay;
 
-const char *key_of(Allocation how) {
+AllocationNames names_of(Allocation how) {
     switch (how) {
         case Allocation::Context:
-            return "context";
+            return {"context", "contexts reserved"};
         case Allocation::Limit:
-            return "limit";
+            return {"limit", "limits reserved"};
         case Allocation::Pages:
-            return "pages";
+            return {"pages", "pages, nothing shared"};
         case Allocation::Shared:
-            return "shared";
+            return {"shared", "pages, shared"};
     }
-    return "";
-}
-
-const char *name_of(Allocation how) {
-    switch (how) {
-        case Allocation::Context:
-            return "contexts reserved";
-        case Allocation::Limit:
-            return "limits reserved";
-        case Allocation::Pages:
-            return "pages, nothing shared";
-        case Allocation::Shared:
-            return "pages, shared";
-    }
-    return "";
+    return {};
 }
 
 std::string replay_header() {
@@ -42,7 +28,7 @@ std::string replay_header() {
 }
 
 std::string replay_row(Allocation how, const PagingReplay &r) {
-    std::string text = format("%-22s%7lld%6.1f%6d%9lld%8.1f%%%9.1f%%%9.1f%%\n", name_of(how),
+    std::string text = format("%-22s%7lld%6.1f%6d%9lld%8.1f%%%9.1f%%%9.1f%%\n", names_of(how).shown,
                               static_cast<long long>(r.steps), r.mean_running(), r.most_running,
                               static_cast<long long>(r.most_held), 100 * r.share(r.used),
                               100 * r.share(r.internal_waste), 100 * r.share(r.external_waste));
@@ -57,7 +43,7 @@ std::string replay_legend() {
 }
 
 Json replay_json(Allocation how, const PagingReplay &r) {
-    return {{"allocation", key_of(how)},
+    return {{"allocation", names_of(how).key},
             {"steps", r.steps},
             {"mean_running", r.mean_running()},
             {"most_running", r.most_running},

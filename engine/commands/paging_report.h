@@ -10,9 +10,10 @@
 
 namespace runnel::commands {
 
-// The key in JSON ("limit"), and the name in tables ("limits reserved").
-const char *key_of(measure::Allocation how);
-const char *name_of(measure::Allocation how);
+struct AllocationNames {
+    const char *key = "", *shown = "";  // in JSON ("limit"), and in tables ("limits reserved")
+};
+AllocationNames names_of(measure::Allocation how);
 
 // A header of two lines, one line for a replay, and what the columns mean, for 80 columns.
 std::string replay_header();

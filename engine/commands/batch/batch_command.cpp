@@ -94,10 +94,8 @@ Command batch_command() {
     table
         .add("--shard", "I/N|auto|auto/N",
              "only the I-th of every N lines, I from 1 on; in the name of -o, {shard} becomes I-of-N. auto: "
-             "I and "
-             "N from Slurm, Open MPI, PMI, or with auto/N from GNU parallel or Kubernetes; each shard writes "
-             "a "
-             "file of its own (out.jsonl: out.I-of-N.jsonl)",
+             "I and N from Slurm, Open MPI, PMI, or with auto/N from GNU parallel or Kubernetes; each shard "
+             "writes a file of its own (out.jsonl: out.I-of-N.jsonl)",
              [o = o.get(), s = sharding.get()](const std::string &text) {
                  s->given = true;
                  s->automatic = parse_auto_shard(text);

@@ -71,7 +71,7 @@ void replay_all(TraceReplay &all, Io &io, const std::function<void()> &look) {
     std::vector<Allocation> ways = {Allocation::Context, Allocation::Limit, Allocation::Pages};
     if (all.trace.has_beginnings) ways.push_back(Allocation::Shared);
     for (const Allocation how : ways) {
-        show_progress(io, std::string("replay: ") + name_of(how));
+        show_progress(io, std::string("replay: ") + names_of(how).shown);
         Replayed one{how, measure::replay(all.requests, all.memory, how, look), {}};
         for (const double times : kMemories)
             one.running.push_back(
@@ -90,7 +90,7 @@ std::string map_of(const TraceReplay &all, const Replayed &one, bool ascii) {
     static_assert(static_cast<int>(PageUse::Shared) == 3);
     std::vector<uint8_t> pages;
     for (const PageUse use : one.result.fullest) pages.push_back(static_cast<uint8_t>(use));
-    return "\n" + std::string(name_of(one.how)) + ": the memory when most of it was held\n" +
+    return "\n" + std::string(names_of(one.how).shown) + ": the memory when most of it was held\n" +
            page_map(pages, static_cast<size_t>(all.memory.cells / kPage), kMarks, ascii);
 }
 
@@ -113,7 +113,7 @@ std::string table(const TraceReplay &all, const std::string &file) {
                    "wait, mean s", "preemptions", "shared");
     for (const Replayed &one : all.replays)
         text +=
-            format("%-22s%12.1f%15.2f%14lld%11.1f%%\n", name_of(one.how),
+            format("%-22s%12.1f%15.2f%14lld%11.1f%%\n", names_of(one.how).shown,
                    all.seconds(static_cast<double>(one.result.steps)), all.mean_wait(one.result),
                    static_cast<long long>(one.result.preemptions), 100 * one.result.share(one.result.saved));
     text += "wait: from a request's arrival to its first step\n";
@@ -131,7 +131,7 @@ Plot plot_of(const TraceReplay &all) {
     plot.x = {"cells of the KV cache", true};
     plot.y = {"requests at a time, mean", false};
     for (const Replayed &one : all.replays) {
-        Series series{name_of(one.how), {}};
+        Series series{names_of(one.how).shown, {}};
         for (size_t i = 0; i < std::size(kMemories); ++i)
             series.points.emplace_back(static_cast<double>(with_memory(all.memory, kMemories[i]).cells),
                                        one.running[i]);

@@ -16,6 +16,7 @@
 
 #include "engine/commands/arguments.h"
 #include "engine/commands/batch/batch_output.h"
+#include "tests/engine/commands/batch/made_answers.h"
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/random.h"
 #include "tests/support/temporary.h"
@@ -34,21 +35,6 @@ std::string get(const fs::path &path) {
 
 void put(const fs::path &path, std::string_view text) {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
-}
-
-RowIdentity row_of(int64_t line) {
-    RowIdentity row;
-    row.line = line;
-    return row;
-}
-
-std::string answer_of(int64_t line) {
-    return answer_line(row_of(line),
-                       {.text = std::string(static_cast<size_t>(line * 37 % 90), 'x'),
-                        .reasoning = {},
-                        .reason = completion::FinishReason::Stop,
-                        .usage = {.prompt_tokens = 3}},
-                       "m");
 }
 
 // An input whose line i is blank, and has no answer, if blank[i - 1].

@@ -8,11 +8,13 @@
 #include <fstream>
 #include <iterator>
 
+#include "tests/engine/commands/batch/made_answers.h"
 #include "tests/support/random.h"
 #include "tests/support/temporary.h"
 
 using namespace runnel;
 using namespace runnel::commands;
+using runnel::testing::answer_of, runnel::testing::row_of;
 using testing::Random;
 using testing::TemporaryDirectory;
 namespace fs = std::filesystem;
@@ -33,21 +35,6 @@ void put(const fs::path &path, std::string_view text) {
 
 std::string content_of(int64_t line) {
     return "{\"prompt\": \"row " + std::to_string(line) + "\"}";
-}
-
-RowIdentity row_of(int64_t line) {
-    RowIdentity row;
-    row.line = line;
-    return row;
-}
-
-std::string answer_of(int64_t line) {
-    return answer_line(row_of(line),
-                       {.text = std::string(static_cast<size_t>(line * 37 % 90), 'x'),
-                        .reasoning = {},
-                        .reason = completion::FinishReason::Stop,
-                        .usage = {.prompt_tokens = 3}},
-                       "m");
 }
 
 // A run over the first `rows` rows; returns how many it had to compute.
