@@ -21,6 +21,8 @@ int inspect(const InspectOptions &options, Io &io);
 int render_template(const TemplateOptions &options, Io &io);
 int tokenize(const TokenizeOptions &options, Io &io);
 int perplexity(const PerplexityOptions &options, Io &io);
+// `perplexity` with a file of multiple-choice tasks.
+int choice_scores(const PerplexityOptions &options, Io &io);
 int bench(const BenchOptions &options, Io &io);
 int bench_text(const BenchOptions &options, Io &io);
 int doctor(const DoctorOptions &options, Io &io);

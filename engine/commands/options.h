@@ -185,8 +185,13 @@ struct PerplexityOptions {
     ModelOptions model;
     std::string file;
     int64_t chunks = -1;
+    int32_t stride = 0;  // between the beginnings of chunks; 0: chunks do not overlap
     std::string save_logits, base;
+    bool hellaswag = false, winogrande = false, multiple_choice = false;  // the file has tasks, not a text
+    std::optional<int64_t> tasks;                                         // most tasks; 0: all
     bool json = false;
+
+    bool has_tasks() const { return hellaswag || winogrande || multiple_choice; }
 };
 
 struct BenchOptions {

@@ -8,6 +8,7 @@
 
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
+#include "engine/commands/growing_line.h"
 #include "engine/decode/error.h"
 #include "gguf/printable.h"
 
@@ -43,14 +44,13 @@ std::string decimal(double value, int places) {
 
 // Perplexity per byte of the text instead of per token, to compare models with different vocabularies: exp of
 // the total loss of the scored tokens divided by their bytes.
-double per_byte(const measure::Perplexity &result, std::span<const text::TokenId> tokens, int32_t context,
-                const text::Tokenizer &tokenizer) {
+double per_byte(const measure::Perplexity &result, std::span<const text::TokenId> tokens,
+                const measure::Chunks &chunks, const text::Tokenizer &tokenizer) {
     size_t bytes = 0;
-    for (size_t chunk = 0; chunk + static_cast<size_t>(context) <= tokens.size();
-         chunk += static_cast<size_t>(context))
+    for (int64_t chunk = 0; chunk < chunks.count(static_cast<int64_t>(tokens.size())); ++chunk)
         for (const text::TokenId id :
-             tokens.subspan(chunk + static_cast<size_t>(measure::first_scored(context)) + 1,
-                            static_cast<size_t>(measure::scored_rows(context))))
+             tokens.subspan(static_cast<size_t>(chunk * chunks.stride + chunks.first_scored + 1),
+                            static_cast<size_t>(chunks.scored())))
             bytes += tokenizer.decode(id).size();
     return bytes == 0 ? result.value
                       : std::exp(std::log(result.value) * static_cast<double>(result.tokens) /
@@ -94,27 +94,6 @@ int32_t chunk_size(const PerplexityOptions &options, const std::optional<LogitsR
     return static_cast<int32_t>(asked);
 }
 
-// A growing line on stderr. The destructor ends it, so that an error message starts on its own line.
-class ProgressLine {
-  public:
-    explicit ProgressLine(Io &io) : io_(io) {}
-    ~ProgressLine() { end(); }
-    ProgressLine(const ProgressLine &) = delete;
-    ProgressLine &operator=(const ProgressLine &) = delete;
-    void show(std::string_view text) {
-        io_.progress(text);
-        open_ = true;
-    }
-    void end() {
-        if (open_) io_.progress("\n");
-        open_ = false;
-    }
-
-  private:
-    Io &io_;
-    bool open_ = false;
-};
-
 int32_t vocabulary_size(const std::string &path) {
     return static_cast<int32_t>(model::read_hyper_parameters(gguf::File::open(path)).vocab);
 }
@@ -126,6 +105,17 @@ void check(const PerplexityOptions &options) {
     if (!options.base.empty() && !options.save_logits.empty())
         throw UsageError("--save-logits and --kl-base cannot be combined");
     if (options.chunks == 0) throw UsageError("--chunks: expected at least 1, or -1 for all");
+    if (options.tasks) throw UsageError("--tasks needs --hellaswag, --winogrande or --multiple-choice");
+    if (options.stride > 0 && (!options.base.empty() || !options.save_logits.empty()))
+        throw UsageError("saved logits have chunks that do not overlap: omit --ppl-stride");
+}
+
+measure::Chunks chunks_of(const PerplexityOptions &options, int32_t context) {
+    if (options.stride == 0) return measure::Chunks::adjacent(context);
+    if (options.stride >= context)
+        throw UsageError("--ppl-stride " + std::to_string(options.stride) +
+                         ": expected less than the context of " + std::to_string(context) + " tokens (-c)");
+    return measure::Chunks::overlapping(context, options.stride);
 }
 
 }  // namespace
@@ -137,6 +127,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     std::optional<LogitsReader> base;
     if (!options.base.empty()) base.emplace(options.base, vocabulary_size(options.model.path));
     const int32_t context = chunk_size(options, base);
+    const measure::Chunks layout = chunks_of(options, context);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     engine_flags.context = context;
     note_inputs({options.file, options.base});
@@ -148,16 +139,19 @@ int perplexity(const PerplexityOptions &options, Io &io) {
         tokens.assign(base->tokens().begin(), base->tokens().end());
     else
         tokens = text_tokens(options, engine, context, stop, io);
-    size_t chunks = tokens.size() / static_cast<size_t>(context);
-    if (options.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(options.chunks));
-    tokens.resize(chunks * static_cast<size_t>(context));
+    int64_t chunks = layout.count(static_cast<int64_t>(tokens.size()));
+    if (options.chunks > 0) chunks = std::min(chunks, options.chunks);
+    tokens.resize(static_cast<size_t>(layout.tokens(chunks)));
 
     std::optional<LogitsWriter> save;
     if (!options.save_logits.empty())
         save.emplace(options.save_logits, context, engine.executor().vocab(), tokens, io.overwrite);
-    measure::PerplexityRun run(engine.executor(), tokens, context, measure::text_begin(engine.tokenizer()),
-                               save ? &*save : nullptr, base ? &*base : nullptr);
-    ProgressLine progress(io);
+    const std::optional<text::TokenId> begin = measure::text_begin(engine.tokenizer());
+    measure::PerplexityRun run =
+        options.stride > 0 ? measure::PerplexityRun(engine.executor(), tokens, layout, begin)
+                           : measure::PerplexityRun(engine.executor(), tokens, context, begin,
+                                                    save ? &*save : nullptr, base ? &*base : nullptr);
+    GrowingLine progress(io);
     while (run.done() < run.chunks()) {
         if (!run.step(&stop)) throw Interrupted{};
         progress.show("[" + std::to_string(run.done()) + "]" + decimal(run.result().value, 4) + ",");
@@ -165,7 +159,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     progress.end();
     if (save) save->commit();
     const measure::Perplexity result = run.result();
-    const double by_byte = per_byte(result, tokens, context, engine.tokenizer());
+    const double by_byte = per_byte(result, tokens, layout, engine.tokenizer());
     io.out.write(options.json ? dump(summary_json(result, by_byte)) : summary(result, by_byte));
     return exit_code::kDone;
 }

@@ -27,6 +27,12 @@ Mean mean(double sum, double sum_of_squares, int64_t count) {
 
 }  // namespace
 
+void fail_not_finite() {
+    throw DecodeError(DecodeError::Kind::Failed,
+                      "the model computed numbers that are not finite (NaN or infinity): the file's weights "
+                      "are damaged or overflow");
+}
+
 PerplexityRun::PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
                              std::optional<TokenId> bos, LogitsWriter *save, LogitsReader *base)
     : PerplexityRun(
@@ -34,25 +40,25 @@ PerplexityRun::PerplexityRun(Executor &executor, std::span<const TokenId> tokens
           save ? SaveRow([save](std::span<const float> logits) { save->write(logits); }) : SaveRow(),
           base ? BaseRow([base] { return base->read(); }) : BaseRow()) {}
 
-PerplexityRun::PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
+PerplexityRun::PerplexityRun(Executor &executor, std::span<const TokenId> tokens, const Chunks &chunks,
                              std::optional<TokenId> bos, SaveRow save, BaseRow base)
     : executor_(&executor),
       tokens_(tokens),
-      context_(context),
+      chunks_(chunks),
       bos_(bos),
       save_(std::move(save)),
       base_(std::move(base)),
       cache_(executor.new_sequence()) {
-    assert(context >= 4 && context <= executor.context() &&
-           tokens.size() % static_cast<size_t>(context) == 0);
+    assert(chunks.context >= 4 && chunks.context <= executor.context() && chunks.first_scored >= 0 &&
+           chunks.scored() >= 1);
 }
 
 bool PerplexityRun::step(const StopRequest *stop) {
-    const auto chunk = tokens_.subspan(static_cast<size_t>(done_) * static_cast<size_t>(context_),
-                                       static_cast<size_t>(context_));
+    const auto chunk = tokens_.subspan(static_cast<size_t>(done_) * static_cast<size_t>(chunks_.stride),
+                                       static_cast<size_t>(chunks_.context));
     std::vector<TokenId> fed(chunk.begin(), chunk.end() - 1);  // nothing after the last token is scored
     if (bos_) fed[0] = *bos_;
-    const size_t first = static_cast<size_t>(first_scored(context_)),
+    const size_t first = static_cast<size_t>(chunks_.first_scored),
                  vocab = static_cast<size_t>(executor_->vocab());
     const size_t batch = static_cast<size_t>(executor_->batch_size());
     const size_t most_rows = std::clamp<size_t>(kLogitMemory / (vocab * sizeof(float)), 1, batch);
@@ -78,10 +84,7 @@ void PerplexityRun::score(std::span<const float> logits, TokenId next) {
     double sum = 0;
     for (const float l : logits) sum += std::exp(double{l} - double{*top});
     const double log_sum = double{*top} + std::log(sum);
-    if (!std::isfinite(log_sum))
-        throw DecodeError(DecodeError::Kind::Failed,
-                          "the model computed numbers that are not finite (NaN or infinity): the file's "
-                          "weights are damaged or overflow");
+    if (!std::isfinite(log_sum)) fail_not_finite();
     const double surprise = log_sum - double{logits[static_cast<size_t>(next)]};
     sum_ += surprise;
     sum_of_squares_ += surprise * surprise;

@@ -43,7 +43,7 @@ struct Segment {
 
 class Tokenizer {
   public:
-    // Throws TokenizerError for metadata that it cannot use, naming the key.
+    // `file` must outlive it. Throws TokenizerError for metadata that it cannot use, naming the key.
     static Tokenizer load(const gguf::File &file, Conventions conventions = Conventions::Model);
     ~Tokenizer();
     Tokenizer(Tokenizer &&) noexcept;

@@ -64,6 +64,14 @@ BenchOptions::PromptAndAnswer prompt_and_answer(const std::string &text) {
 
 }  // namespace
 
+void add_prompt_and_answer(OptionTable &table, BenchOptions &options, std::string_view help) {
+    Option &both = table.add("-pg", "P,G", help, [&options](const std::string &text) {
+        options.both.push_back(prompt_and_answer(text));
+    });
+    both.is_repeatable = true;
+    both.clear = [&options] { options.both.clear(); };
+}
+
 Command bench_command() {
     Command command{
         .name = "bench",
@@ -91,11 +99,7 @@ Command bench_command() {
         .numbers("-n,--n-gen", o->generates, whole_numbers(0, 1 << 24),
                  "tokens of the decode test; 0: none; a list: 32,128")
         .by_default("128");
-    Option &both =
-        table.add("-pg", "P,G", "also prefill P tokens and decode G, timed together; repeatable",
-                  [o = o.get()](const std::string &text) { o->both.push_back(prompt_and_answer(text)); });
-    both.is_repeatable = true;
-    both.clear = [o = o.get()] { o->both.clear(); };
+    add_prompt_and_answer(table, *o, "also prefill P tokens and decode G, timed together; repeatable");
     table.number("-r,--repetitions", o->repetitions, whole_numbers(1, 10000), "repetitions of each test");
     table
         .numbers("-d,--depth,--n-depth", o->depths, whole_numbers(0, 1 << 24),

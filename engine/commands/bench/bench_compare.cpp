@@ -1,4 +1,4 @@
-// `bench --compare`: models side by side, in speed and quality.
+// `compare` and `bench --compare`: models side by side, in size, speed and quality.
 #include <algorithm>
 #include <deque>
 
@@ -24,7 +24,8 @@ std::string file_name(const std::string &path) {
 // A model with its settings.
 struct Variant {
     ModelOptions model;
-    std::string name;  // the file's name, and the settings that are not the same for all
+    std::string name;         // the file's name, and the settings that are not the same for all
+    uint64_t file_bytes = 0;  // of all parts
 };
 
 std::string settings_of(const ModelOptions &model, const std::vector<ModelOptions> &all) {
@@ -49,7 +50,8 @@ std::vector<Variant> variants_of(const BenchOptions &options, const ExhibitOptio
     std::vector<Variant> variants;
     for (const std::string &path : paths)
         for (const ModelOptions &model : options.variants) {
-            variants.push_back({model, file_name(path) + settings_of(model, options.variants)});
+            variants.push_back(
+                {.model = model, .name = file_name(path) + settings_of(model, options.variants)});
             variants.back().model.path = path;
         }
     if (variants.size() < 2)
@@ -66,17 +68,25 @@ std::string compare_table(const std::vector<ComparedModel> &models, const std::v
     for (size_t i = 0; i < variants.size(); ++i) text += format("%zu  ", i + 1) + variants[i].name + "\n";
     text += format("\nprefill of %d and decode of %d tokens, medians of %d turns; x: to the first model\n",
                    how.prompt, how.generate, how.turns);
-    text += "    weights           prefill          decode          perplexity     mean KL\n";
+    text += "         file   weights of a token           prefill             decode\n";
     for (size_t i = 0; i < models.size(); ++i) {
         const ComparedModel &m = models[i];
-        text += format("%zu %9s", i + 1, size_text(static_cast<uint64_t>(m.weight_bytes), 1).c_str());
-        text += format(" %7.0f/s %5.2fx", measure::median(m.prefill), m.prefill_gain(models[0]));
-        text += format(" %7.1f/s %5.2fx", measure::median(m.decode), m.decode_gain(models[0]));
-        if (m.quality) text += format(" %7.3f +/- %.3f", m.quality->value, m.quality->error);
-        if (m.quality && m.quality->divergence) text += format(" %9.2e", m.quality->divergence->mean);
+        text += format("%-3zu %9s %20s", i + 1, size_text(variants[i].file_bytes, 1).c_str(),
+                       size_text(static_cast<uint64_t>(m.weight_bytes), 1).c_str());
+        text += format(" %9.0f/s %5.2fx", measure::median(m.prefill), m.prefill_gain(models[0]));
+        text += format(" %9.1f/s %5.2fx\n", measure::median(m.decode), m.decode_gain(models[0]));
+    }
+    if (!models[0].quality) return text + "\n-f FILE compares the quality on a text\n";
+    text += format("\nquality on %lld tokens of the text; KL divergence from the first model\n",
+                   static_cast<long long>(models[0].quality->tokens));
+    text += "               perplexity             mean KL    same first choice\n";
+    for (size_t i = 0; i < models.size(); ++i) {
+        const measure::Perplexity &quality = *models[i].quality;
+        text += format("%-3zu %10.4f +/- %-9.4f", i + 1, quality.value, quality.error);
+        if (const auto &d = quality.divergence)
+            text += format(" %18.3e %19.2f%%", d->mean, 100 * d->same_top);
         text += "\n";
     }
-    if (!models[0].quality) text += "\n-f FILE compares the quality on a text\n";
     return text;
 }
 
@@ -106,6 +116,7 @@ Json compare_json(const std::vector<ComparedModel> &models, const std::vector<Va
                     {"name", variants[i].name},
                     {"cache_type_k", name_of(model.cache.types.k)},
                     {"cache_type_v", name_of(model.cache.types.v)},
+                    {"file_bytes", variants[i].file_bytes},
                     {"weight_bytes", m.weight_bytes},
                     {"prefill_tps", m.prefill},
                     {"decode_tps", m.decode},
@@ -142,13 +153,14 @@ int bench_compare(const BenchOptions &options, const ExhibitOptions &exhibit, Io
     const InterruptScope interrupts(stop);
     if (options.file) how.text = read_all(*options.file, io.in, &stop);
     if (options.file && how.text.empty()) throw InputError("-f: the text is empty");
-    const std::vector<Variant> variants = variants_of(options, exhibit);
+    std::vector<Variant> variants = variants_of(options, exhibit);
     std::deque<decode::Engine> engines;
     std::vector<decode::Engine *> pointers;
-    for (const Variant &variant : variants) {
+    for (Variant &variant : variants) {
         decode::EngineOptions flags = engine_options(variant.model, io, stop);
         flags.context = std::max({flags.context, int64_t{how.prompt} + how.generate, int64_t{how.context}});
         pointers.push_back(&engines.emplace_back(flags));
+        variant.file_bytes = engines.back().file().file_bytes();
         for (const std::string &note : engines.back().notes()) io.note(variant.name + ": " + note);
     }
     const std::vector<ComparedModel> models = measure::compare_models(

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "engine/commands/cli/option.h"
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
 
@@ -27,6 +29,9 @@ struct ExhibitOptions {
     }
     bool compares() const { return !compare.empty() || compare_lists; }
 };
+
+// Adds -pg P,G to a table of options.
+void add_prompt_and_answer(OptionTable &table, BenchOptions &options, std::string_view help);
 
 // Prints a table or JSON, as `options` says; on a terminal also the plot. Throws what bench() throws.
 int bench_roofline(const BenchOptions &options, const std::string &plot, Io &io);

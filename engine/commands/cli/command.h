@@ -34,6 +34,7 @@ struct Command {
     size_t operands = 0;  // required words after MODEL: OUT and TYPE
     // If set: gives `operands` for the options and the number of words on the command line. Throws UsageError.
     std::function<size_t(size_t words)> operands_now = {};
+    bool operands_are_models = false;           // names of models are resolved to files, as MODEL is
     bool writes_files = false;                  // adds --overwrite
     std::function<bool()> needs_no_model = {};  // whether the given options make MODEL unnecessary
     OptionTable options = {};
@@ -57,6 +58,7 @@ Command run_command();
 Command batch_command();
 Command bench_command();
 Command perplexity_command();
+Command compare_command();
 Command inspect_command();
 Command tokenize_command();
 Command template_command();

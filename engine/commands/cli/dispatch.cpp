@@ -25,6 +25,7 @@ constexpr CommandEntry kCommands[] = {
     {"batch", batch_command},
     {"bench", bench_command},
     {"perplexity", perplexity_command},
+    {"compare", compare_command},
     {"inspect", inspect_command},
     {"tokenize", tokenize_command},
     {"template", template_command},
@@ -191,7 +192,9 @@ int call(Command made, const Arguments &arguments, Io &io) {
     const Arguments operands(before.end() - static_cast<std::ptrdiff_t>(operand_count), before.end());
     before.resize(before.size() - operand_count);
     Words words = split_words(before, common.model, default_model, command.takes_text);
-    words.operands = operands;
+    for (const std::string &operand : operands)
+        words.operands.push_back(
+            command.operands_are_models ? settings.resolved(operand, common.is_offline, io) : operand);
     words.model = settings.resolved(words.model, common.is_offline, io);
     settings.resolve_options(common.is_offline, io);
     return command.call(words, io);

@@ -25,7 +25,6 @@ constexpr std::string_view kInteractive = "runnel chat MODEL is a conversation";
 constexpr std::string_view kPlacement = "use -ngl N, --cpu-moe or --n-cpu-moe N";
 constexpr std::string_view kOneGpu = "one GPU and the CPU share a model: --device cuda:N";
 constexpr std::string_view kImatrix = "use runnel imatrix";
-constexpr std::string_view kScores = "runnel perplexity computes only perplexity and KL divergence";
 constexpr std::string_view kSliding = "layers with a sliding window cache only the window";
 constexpr std::string_view kSharing = "prompts with a common prefix share the cache; --cache-size limits it";
 constexpr std::string_view kRetrieval = "runnel has no counterpart of the llama.cpp tools that use it";
@@ -146,6 +145,7 @@ constexpr Foreign kForeign[] = {
     {"-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", "*", Missing,
      "--lookup drafts from the text of the prompt and the answer"},
     {"--keep", "*", Missing, "--on-overflow shift keeps the system prompt", "0 -1"},
+    {"-bf --binary-file", "*", Same, "--file $", {}, "perplexity"},
     {"-bf --binary-file", "*", Missing, "-f FILE reads the bytes unchanged"},
     {"--in-file", "*", Missing, kImatrix},
     {"-ofreq --output-frequency --save-frequency --chunk --from-chunk", "*", Missing, kImatrix},
@@ -161,9 +161,7 @@ constexpr Foreign kForeign[] = {
      kNoRope},
     {"-gan --grp-attn-n -gaw --grp-attn-w", "*", Missing, kNoRope, "1 512"},
     {"--override-kv", "*", Missing, "the file's own metadata is used"},
-    {"--hellaswag --winogrande --multiple-choice", "", Missing, kScores},
-    {"--hellaswag-tasks --winogrande-tasks --multiple-choice-tasks", "*", Missing, kScores},
-    {"--ppl-stride --ppl-output-type", "*", Missing, kScores, "0"},
+    {"--ppl-output-type", "*", Missing, "there is one form of output, and --json", "0"},
     {"-mm --mmproj -mmu --mmproj-url --image --audio --video --image-min-tokens --image-max-tokens", "*",
      Missing, kImages},
     {"--video-fps --video-timestamp-interval --video-ffmpeg-dir", "*", Missing, kImages},

@@ -11,17 +11,19 @@ namespace runnel::commands {
 Command perplexity_command() {
     Command command{.name = "perplexity",
                     .usage = "MODEL -f FILE",
-                    .summary = "perplexity of a text, divergence from saved logits",
+                    .summary = "perplexity, divergence from saved logits, multiple choice",
                     .description =
                         "Perplexity of a text as llama-perplexity defines it, and the KL divergence from "
-                        "logits that another run, or llama-perplexity, has saved.",
+                        "logits that another run, or llama-perplexity, has saved. Or the share of "
+                        "multiple-choice tasks that the model solves.",
                     .examples = {"perplexity model.gguf -f text.txt",
                                  "perplexity model-f16.gguf -f text.txt --save-logits base.kld",
-                                 "perplexity model-q4.gguf --kl-base base.kld --json"}};
+                                 "perplexity model-q4.gguf --kl-base base.kld --json",
+                                 "perplexity model.gguf -f hellaswag_val_full.txt --hellaswag"}};
     auto o = std::make_shared<PerplexityOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);
-    table.text("-f,--file", o->file, "the text; -: standard input").takes("FILE");
+    table.text("-f,--file", o->file, "the text, or the tasks; -: standard input").takes("FILE");
     table
         .add("--chunks", "N", "number of chunks to use; -1: all",
              [o = o.get()](const std::string &text) {
@@ -30,6 +32,19 @@ Command perplexity_command() {
         .by_default("-1");
     table.text("--kl-base", o->base, "compare with saved log-probabilities; the text is in that file")
         .takes("FILE");
+    table.number("--ppl-stride", o->stride, whole_numbers(0, 1 << 24),
+                 "begin a chunk every N tokens, and score only its last N; 0: chunks do not overlap");
+    table.flag("--hellaswag", o->hellaswag,
+               "the file has HellaSwag tasks: six lines each, with the context, the number of the right "
+               "ending (0 to 3), four endings");
+    table.flag("--winogrande", o->winogrande,
+               "the file has Winogrande tasks: CSV with number, sentence with _, two words, the right one");
+    table.flag("--multiple-choice", o->multiple_choice,
+               "the file has questions in llama-perplexity's binary format: MMLU, ARC, TruthfulQA");
+    table
+        .number("--tasks,--hellaswag-tasks,--winogrande-tasks,--multiple-choice-tasks", o->tasks,
+                whole_numbers(0, 1 << 30), "most tasks, drawn as llama-perplexity draws them; 0: all")
+        .by_default("400 with --hellaswag, otherwise 0");
     add_model_options(table, o->model);
     table.in_group(Group::Output);
     table.text("--save-logits", o->save_logits, "save the log-probabilities to a file").takes("FILE");
@@ -39,7 +54,7 @@ Command perplexity_command() {
     command.call = [o, confine](const Words &words, Io &io) {
         o->model.path = words.model;
         confine({{o->model.path, o->file, o->base}, {o->save_logits}}, o->model.device);
-        return perplexity(*o, io);
+        return o->has_tasks() ? choice_scores(*o, io) : perplexity(*o, io);
     };
     return command;
 }

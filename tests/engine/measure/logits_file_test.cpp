@@ -170,3 +170,39 @@ TEST_CASE("perplexity: equals its definition for any batch size; the divergence 
         CHECK(std::abs(divergence.largest) < 1e-4);
     }
 }
+
+TEST_CASE("perplexity: with a stride, the last positions of overlapping chunks") {
+    std::mt19937 rng(5);
+    for (int trial = 0; trial < 30; ++trial) {
+        CAPTURE(trial);
+        const auto context = static_cast<int32_t>(4 + rng() % 12);
+        const auto stride = static_cast<int32_t>(1 + rng() % static_cast<uint32_t>(context - 1));
+        std::vector<TokenId> tokens;
+        for (int32_t i = 0; i < context + static_cast<int32_t>(rng() % 40); ++i)
+            tokens.push_back(static_cast<TokenId>(rng() % kVocab));
+        double sum = 0;
+        int64_t count = 0, chunks = 0;
+        for (size_t begin = 0; begin + static_cast<size_t>(context) <= tokens.size();
+             begin += static_cast<size_t>(stride), ++chunks) {
+            std::vector<TokenId> prefix = {1};
+            for (int32_t p = 1; p < context; ++p) {
+                const TokenId next = tokens[begin + static_cast<size_t>(p)];
+                if (p >= context - stride) {
+                    std::vector<float> logits;
+                    for (int32_t id = 0; id < kVocab; ++id)
+                        logits.push_back(toy_logit(hash_tokens(prefix), id));
+                    sum -= log_softmax(logits)[static_cast<size_t>(next)], ++count;
+                }
+                prefix.push_back(next);
+            }
+        }
+        Executor executor(std::make_unique<ToyBackend>(), toy_program(kVocab),
+                          {.context = context, .batch = static_cast<int32_t>(1 + rng() % 20)});
+        PerplexityRun run(executor, tokens, Chunks::overlapping(context, stride), TokenId{1});
+        CHECK(run.chunks() == chunks);
+        while (run.done() < run.chunks()) REQUIRE(run.step());
+        CHECK(run.result().tokens == count);
+        CHECK(run.result().value ==
+              doctest::Approx(std::exp(sum / static_cast<double>(count))).epsilon(1e-12));
+    }
+}
