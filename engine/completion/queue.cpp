@@ -129,6 +129,8 @@ size_t CompletionQueue::continue_kept(RunningAnswer &answer, const Request &requ
     const auto found = kept_.find(request.continue_from);
     if (found == kept_.end()) throw DecodeError(DecodeError::Kind::Failed, "the sequence was released");
     Kept &kept = found->second;
+    scheduler_.remove(kept.sequence);  // and back, as the newest
+    scheduler_.add_idle(kept.sequence);
     decode::Sequence sequence = kept.sequence.sequence().fork();
     size_t known = 0;
     if (request.prompt_logprobs < 0)

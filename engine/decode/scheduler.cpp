@@ -35,6 +35,18 @@ void Scheduler::add(ScheduledSequence &entry) {
     waiting_.push_back(&entry);
 }
 
+void Scheduler::add_idle(ScheduledSequence &entry) {
+    idle_.push_back(&entry);
+    const cache::BlockPool *states = executor_->cache().states();
+    if (!states) return;
+    const auto holding = [&] {
+        return std::ranges::count_if(idle_, [](const ScheduledSequence *one) {
+            return one->sequence().cache().state() != cache::kNoState;
+        });
+    };
+    while (holding() > std::max(states->size() / 8, 1)) evict_idle();
+}
+
 void Scheduler::remove(ScheduledSequence &entry) {
     std::erase(waiting_, &entry);
     std::erase(idle_, &entry);

@@ -46,8 +46,10 @@ class Scheduler {
     // Adds a sequence at the end of the queue. It belongs to the same executor and must not move until
     // remove() or the end of the scheduler.
     void add(ScheduledSequence &entry);
-    // Adds a sequence that is not computed and may be evicted when others need its blocks.
-    void add_idle(ScheduledSequence &entry) { idle_.push_back(&entry); }
+    // Adds a sequence that is not computed and may be evicted when others need its blocks. With recurrent layers, the
+    // oldest idle sequences are evicted when all of them together hold more than an eighth of the states: the other
+    // states are checkpoints, from which any text can continue.
+    void add_idle(ScheduledSequence &entry);
     // Removes a sequence in any state; it keeps its tokens and blocks.
     void remove(ScheduledSequence &entry);
 
@@ -88,7 +90,7 @@ class Scheduler {
     Executor *executor_;
     int32_t parallel_;
     std::deque<ScheduledSequence *> waiting_;
-    std::vector<ScheduledSequence *> idle_;     // oldest first
+    std::vector<ScheduledSequence *> idle_;     // the longest unused first
     std::vector<ScheduledSequence *> running_;  // in the order of admission
     std::vector<Part> parts_;                   // of the step being built or run
     std::vector<ScheduledSequence *> ready_;

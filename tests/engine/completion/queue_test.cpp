@@ -462,3 +462,38 @@ TEST_CASE("queue: kept sequences that are continued, forked or evicted give the 
         CHECK(rig.executor.free_blocks() == free);
     }
 }
+
+TEST_CASE(
+    "queue: however many answers are kept, an edit in the middle of a long chat continues from a "
+    "checkpoint") {
+    std::mt19937 rng(8);
+    constexpr int32_t kTurns = 70;
+    ToyRig rig({.context = 8192, .batch = 512}, kVocab, true);
+    CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 1});
+    std::vector<TokenId> text;
+    SequenceHandle last = kNoSequence;
+    const auto ask = [&](std::vector<TokenId> prompt) {
+        Request request{.input = Tokens{prompt}, .keep = true};
+        request.limits = {.max_tokens = 1, .ignore_end = true};
+        request.continue_from = last;
+        queue.submit(request);
+        const Answered got = answer_all(queue).begin()->second;
+        REQUIRE(got.done.error == "");
+        last = got.done.kept;
+        text = std::move(prompt);
+        text.insert(text.end(), got.done.tokens.begin(), got.done.tokens.end());
+        return got.done.timings.prefill_tokens;
+    };
+    for (int turn = 0; turn < kTurns; ++turn) {
+        std::vector<TokenId> prompt = text;
+        for (const TokenId id : random_tokens(rng, 100)) prompt.push_back(id);
+        CHECK(ask(std::move(prompt)) <= 101);
+    }
+    // Further back, checkpoints are sparser: at most half of the text is read again.
+    for (const size_t kept : {text.size() - 600, text.size() / 2, text.size() / 4}) {
+        CAPTURE(kept);
+        std::vector<TokenId> prompt(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(kept));
+        prompt.push_back((text[kept] + 1) % kVocab);
+        CHECK(ask(std::move(prompt)) <= 1 + std::max<int64_t>(256, static_cast<int64_t>(kept) / 2));
+    }
+}
