@@ -44,7 +44,7 @@ void Scheduler::add_idle(ScheduledSequence &entry) {
             return one->sequence().cache().state() != cache::kNoState;
         });
     };
-    while (holding() > std::max(states->size() / 8, 1)) evict_idle();
+    while (holding() > std::max(states->size() / 4, 2)) evict_idle();
 }
 
 void Scheduler::remove(ScheduledSequence &entry) {

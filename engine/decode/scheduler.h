@@ -47,7 +47,7 @@ class Scheduler {
     // remove() or the end of the scheduler.
     void add(ScheduledSequence &entry);
     // Adds a sequence that is not computed and may be evicted when others need its blocks. With recurrent layers, the
-    // oldest idle sequences are evicted when all of them together hold more than an eighth of the states: the other
+    // oldest idle sequences are evicted when all of them together hold more than a quarter of the states: the other
     // states are checkpoints, from which any text can continue.
     void add_idle(ScheduledSequence &entry);
     // Removes a sequence in any state; it keeps its tokens and blocks.
