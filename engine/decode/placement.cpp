@@ -245,6 +245,9 @@ class Planner {
             const kernels::Program &program = share.split.programs[d];
             if (program.steps.empty()) continue;
             CacheBudget &budget = all.emplace_back(budget_of(*devices_[d], program, free_[d], context_));
+            // Weights that fill the device do not fit, even if its layers have no cache.
+            if (budget.bytes == 0)
+                budget.cost = [](const kernels::CacheConfig &, const CacheShape &) { return size_t{1}; };
             if (d < gpus() && context_.beside)
                 budget.cost = [this, alone = std::move(budget.cost)](const kernels::CacheConfig &cache,
                                                                      const CacheShape &shape) {

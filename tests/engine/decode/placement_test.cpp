@@ -297,3 +297,15 @@ TEST_CASE("placement: a GPU that is too small for any layer is skipped unless it
     CHECK(engine.executor().device().kind == "cpu");
     CHECK(engine.placement() == "all layers on the CPU");
 }
+
+TEST_CASE("placement: the output layer alone, which has no cache, needs room for its weights") {
+    ModelShape shape;
+    shape.layers = 2;
+    const TemporaryModel model(shape);
+    const kernels::Program program = model::build(model.file).program;
+    const ContextRequest context{.own = 256, .asked = 96, .batch = 32};
+    const auto alone = plan_placement(program, gpu_and_cpu(), {kPlenty, kPlenty}, {1, {}}, context);
+    REQUIRE(alone);
+    CHECK(plan_placement(program, gpu_and_cpu(), {alone->gpu.all() + 1, kPlenty}, {}, context));
+    CHECK(!plan_placement(program, gpu_and_cpu(), {alone->gpu.all() - 1, kPlenty}, {}, context));
+}
