@@ -103,6 +103,8 @@ class SplitBackend final : public Backend {
         devices_[logits_device_.value()]->read_logits(row, logits);
     }
 
+    SlotRows exchange(Slot slot) override { return devices_[split_.outside.at(slot)]->exchange(slot); }
+
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         for (size_t d = 0; d < devices_.size(); ++d)
             if (block_bytes(d, group) > 0) devices_[d]->copy_blocks(group, copies);
@@ -154,30 +156,35 @@ class SplitBackend final : public Backend {
     void plan_copies() {
         handovers_.assign(split_.stages.size(), {});
         std::set<std::pair<size_t, Slot>> through_host;  // the writer, and what it must copy to host memory
+        for (const auto &[slot, device] : split_.outside) through_host.emplace(device, slot);
         for (size_t s = 0; s < split_.stages.size(); ++s) {
             const SplitProgram::Stage &stage = split_.stages[s];
             std::vector<Slot> &in = split_.programs[stage.device].parts[static_cast<size_t>(stage.part)].in;
+            std::vector<Slot> from_host;
             for (size_t i = 0; i < in.size(); ++i) {
                 const size_t writer = stage.from[i];
-                const bool direct = on_device(
-                    stage.device, [&] { return devices_[stage.device]->can_copy_from(*devices_[writer]); });
+                const bool outside = writer == stage.device;
+                const bool direct = !outside && on_device(stage.device, [&] {
+                    return devices_[stage.device]->can_copy_from(*devices_[writer]);
+                });
+                if (!direct) from_host.push_back(in[i]);
+                if (outside) continue;
                 handovers_[s].push_back({in[i], writer, direct});
                 if (!direct) through_host.emplace(writer, in[i]);
             }
-            in.clear();
-            for (const Handover &handover : handovers_[s])
-                if (!handover.direct) in.push_back(handover.slot);
+            in = std::move(from_host);
         }
         for (size_t d = 0; d < devices_.size(); ++d)
             for (Program::Part &part : split_.programs[d].parts)
                 std::erase_if(part.out, [&](Slot slot) { return !through_host.contains({d, slot}); });
     }
 
-    // Runs the stages of a batch in order; run_part(device, part) returns false when the batch was cancelled.
+    // Runs the stages of a batch's part in order; run_part(device, part) returns false when the batch was cancelled.
     template <typename F>
     bool run(const Batch &batch, F &&run_part) {
         Batch part = batch;
-        for (size_t s = 0; s < split_.stages.size(); ++s) {
+        const auto now = static_cast<size_t>(batch.part);
+        for (size_t s = now == 0 ? 0 : split_.part_ends[now - 1]; s < split_.part_ends[now]; ++s) {
             const SplitProgram::Stage &stage = split_.stages[s];
             part.part = stage.part;
             const bool done = on_device(stage.device, [&] {

@@ -219,10 +219,9 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was trained for");
     std::unique_ptr<kernels::Backend> backend = another_backend();
-    const bool split = devices_.size() > 2 || (devices_.size() > 1 && divided_);
-    if (draft_block_ && split)
+    if (draft_block_ && divided_)
         no_draft_block_ =
-            "the next-token-prediction block needs all layers on one device (now: " + placement_ +
+            "the next-token-prediction block needs all layers on GPUs or all on the CPU (now: " + placement_ +
             "): add --device cpu";
     else if (draft_block_)
         backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>());
@@ -254,6 +253,9 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
     return kernels::make_split_backend(
         std::move(backends),
         [devices = devices_, placement = on_gpus_](const kernels::Program &p) {
+            // The draft block reads the states that the last GPU computes.
+            if (!p.parts.empty() && !p.parts.front().in.empty())
+                return std::vector<uint8_t>(p.steps.size(), static_cast<uint8_t>(devices.size() - 2));
             return assign_steps(p, devices, placement);
         },
         std::move(names));

@@ -344,6 +344,41 @@ TEST_CASE("split program: a partition has what its steps need, and nothing else"
     CHECK(none.stages.size() == 1);
 }
 
+TEST_CASE("split program: a program in two parts gives the slot between them, and the same logits") {
+    for (uint32_t seed = 61; seed <= 66; ++seed) {
+        CAPTURE(seed);
+        const uint32_t devices = seed - 59;
+        const Gpus gpus(static_cast<int>(devices));
+        const TinyProgram tiny({.layers = 2, .type = gguf::Type::Q8_0}, seed);
+        Program program = tiny.program();
+        const std::vector<uint8_t> device = random_assignment(program, seed, devices);
+        const Slot hidden = std::get<Logits>(program.steps.back()).in;
+        const int64_t width = program.slots[static_cast<size_t>(hidden)].width;
+        program.parts = {{program.steps.size() - 1, {}, {hidden}}, {program.steps.size(), {}, {}}};
+        const MakeDevice make = seed % 2 ? gpu_device : one_cpu;
+        std::vector<float> logits[2], states[2];
+        for (const bool split : {false, true}) {
+            const auto backend = split ? split_over(make, devices, device) : make(0);
+            backend->load(program, {{kBlocks}}, kMaxTokens);
+            const std::vector<int32_t> tokens = random_tokens(6, seed), positions = {0, 1, 2, 3, 4, 5},
+                                       rows = {5};
+            const std::vector<BlockId> table = {0};
+            const SequenceSpan span{0, 6, 0, {table}};
+            Batch batch{tokens, positions, {&span, 1}, rows};
+            REQUIRE(backend->execute(batch, {}));
+            const SlotRows rows_of = backend->exchange(hidden);
+            for (int64_t t = 0; t < 6; ++t)
+                states[split].insert(states[split].end(), rows_of.data + t * rows_of.stride,
+                                     rows_of.data + t * rows_of.stride + width);
+            logits[split].resize(static_cast<size_t>(program.vocab));
+            batch.part = 1;
+            REQUIRE(backend->execute(batch, logits[split]));
+        }
+        CHECK(same(states[0], states[1]));
+        CHECK(same(logits[0], logits[1]));
+    }
+}
+
 TEST_CASE("split program: attention that reads another layer's keys runs where they are") {
     const TinyProgram tiny({.layers = 2}, 5);
     Program program = tiny.program();
