@@ -21,6 +21,10 @@ SlotRows Backend::exchange(Slot) {
     not_offered("exchange activations");
 }
 
+void Backend::copy_slot(Slot, const Backend &, int32_t) {
+    not_offered("copy activations from another device");
+}
+
 void Backend::read_state(StateId, std::span<std::byte>) {
     not_offered("store recurrent states");
 }

@@ -147,6 +147,7 @@ struct DeviceInfo {
     std::string name;  // "CPU (AMD EPYC, 2 threads, AVX-512 VNNI)"
     std::string kind;  // "cpu", "cuda"
     size_t memory_total = 0, memory_free = 0;
+    double bandwidth = 0;  // peak bytes per second of its memory; 0: unknown
 };
 
 class Backend {
@@ -183,6 +184,12 @@ class Backend {
     // Host memory of a slot that crosses devices, for up to max_tokens tokens: write it before executing the
     // part that takes it as `in`, read it after the part that has it in `out`.
     virtual SlotRows exchange(Slot slot);
+    // Whether copy_slot() can copy from this backend, without a detour through host memory. May be called before
+    // load(). Throws BackendError.
+    virtual bool can_copy_from(const Backend &) const { return false; }
+    // Copies the first `tokens` rows of a slot from the device memory of `writer`, whose part that wrote them has
+    // been executed. Precondition: can_copy_from(writer).
+    virtual void copy_slot(Slot slot, const Backend &writer, int32_t tokens);
 
     // Copies whole blocks of a group (K and V of all its layers), in the given order, before the next
     // execute(): copy-on-write of shared blocks.

@@ -1,8 +1,11 @@
 #include "kernels/split_backend.h"
 
 #include <algorithm>
+#include <cassert>
 #include <optional>
+#include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/split_program.h"
@@ -36,18 +39,26 @@ std::string cached_layers(const Program &partition) {
 
 class SplitBackend final : public Backend {
   public:
-    SplitBackend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign)
-        : devices_(std::move(devices)), assign_(std::move(assign)) {}
+    SplitBackend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign,
+                 std::vector<std::string> names)
+        : devices_(std::move(devices)), assign_(std::move(assign)), names_(std::move(names)) {
+        assert(names_.empty() || names_.size() == devices_.size());
+    }
 
     DeviceInfo info() const override {
         DeviceInfo all;
+        std::vector<std::pair<std::string, int>> names;  // and how many devices in a row have it
         for (const auto &device : devices_) {
             const DeviceInfo info = device->info();
-            all.name += (all.name.empty() ? "" : " and ") + info.name;
+            if (names.empty() || names.back().first != info.name) names.emplace_back(info.name, 0);
+            ++names.back().second;
             all.kind += (all.kind.empty() ? "" : "+") + info.kind;
             all.memory_total += info.memory_total;
             all.memory_free += info.memory_free;
         }
+        for (const auto &[name, count] : names)
+            all.name +=
+                (all.name.empty() ? "" : " and ") + (count > 1 ? std::to_string(count) + " x " : "") + name;
         for (const Program &partition : split_.programs) all.kind += " [" + cached_layers(partition) + "]";
         return all;
     }
@@ -56,10 +67,11 @@ class SplitBackend final : public Backend {
         split_ = split_program(program, assign_(program), devices_.size());
         cache_ = cache;
         logits_device_.reset();
+        plan_copies();
         for (size_t d = 0; d < devices_.size(); ++d) {
             const Program &partition = split_.programs[d];
             if (partition.steps.empty()) continue;
-            devices_[d]->load(partition, cache, max_tokens);
+            on_device(d, [&] { devices_[d]->load(partition, cache, max_tokens); });
             if (partition.gives_logits()) logits_device_ = d;
         }
     }
@@ -90,6 +102,8 @@ class SplitBackend final : public Backend {
     void read_logits(int32_t row, std::span<float> logits) override {
         devices_[logits_device_.value()]->read_logits(row, logits);
     }
+
+    SlotRows exchange(Slot slot) override { return devices_[split_.outside.at(slot)]->exchange(slot); }
 
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         for (size_t d = 0; d < devices_.size(); ++d)
@@ -130,21 +144,79 @@ class SplitBackend final : public Backend {
         return cache_block_bytes(split_.programs[device], group, cache_.k, cache_.v);
     }
 
-    // Runs the stages of a batch in order; run_part(device, part) returns false when the batch was cancelled.
+    // A slot that a stage reads and another device has written.
+    struct Handover {
+        Slot slot;
+        size_t writer;
+        bool direct;  // by Backend::copy_slot(); otherwise through host memory
+    };
+
+    // Chooses how each slot crosses. Slots that are copied directly leave the lists of the parts, for which the
+    // devices copy to and from host memory.
+    void plan_copies() {
+        handovers_.assign(split_.stages.size(), {});
+        std::set<std::pair<size_t, Slot>> through_host;  // the writer, and what it must copy to host memory
+        for (const auto &[slot, device] : split_.outside) through_host.emplace(device, slot);
+        for (size_t s = 0; s < split_.stages.size(); ++s) {
+            const SplitProgram::Stage &stage = split_.stages[s];
+            std::vector<Slot> &in = split_.programs[stage.device].parts[static_cast<size_t>(stage.part)].in;
+            std::vector<Slot> from_host;
+            for (size_t i = 0; i < in.size(); ++i) {
+                const size_t writer = stage.from[i];
+                const bool outside = writer == stage.device;
+                const bool direct = !outside && on_device(stage.device, [&] {
+                    return devices_[stage.device]->can_copy_from(*devices_[writer]);
+                });
+                if (!direct) from_host.push_back(in[i]);
+                if (outside) continue;
+                handovers_[s].push_back({in[i], writer, direct});
+                if (!direct) through_host.emplace(writer, in[i]);
+            }
+            in = std::move(from_host);
+        }
+        for (size_t d = 0; d < devices_.size(); ++d)
+            for (Program::Part &part : split_.programs[d].parts)
+                std::erase_if(part.out, [&](Slot slot) { return !through_host.contains({d, slot}); });
+    }
+
+    // Runs the stages of a batch's part in order; run_part(device, part) returns false when the batch was cancelled.
     template <typename F>
     bool run(const Batch &batch, F &&run_part) {
         Batch part = batch;
-        for (const SplitProgram::Stage &stage : split_.stages) {
-            const auto &in = split_.programs[stage.device].parts[static_cast<size_t>(stage.part)].in;
-            for (size_t i = 0; i < in.size(); ++i)
-                copy_rows(in[i], stage.from[i], stage.device, batch.tokens.size());
+        const auto now = static_cast<size_t>(batch.part);
+        for (size_t s = now == 0 ? 0 : split_.part_ends[now - 1]; s < split_.part_ends[now]; ++s) {
+            const SplitProgram::Stage &stage = split_.stages[s];
             part.part = stage.part;
-            if (!run_part(stage.device, part)) return false;
+            const bool done = on_device(stage.device, [&] {
+                for (const Handover &handover : handovers_[s])
+                    hand_over(handover, stage.device, batch.tokens.size());
+                return run_part(stage.device, part);
+            });
+            if (!done) return false;
         }
         return true;
     }
 
-    // Copies rows of a slot from one device to another.
+    void hand_over(const Handover &handover, size_t reader, size_t tokens) {
+        if (handover.direct)
+            devices_[reader]->copy_slot(handover.slot, *devices_[handover.writer],
+                                        static_cast<int32_t>(tokens));
+        else
+            copy_rows(handover.slot, handover.writer, reader, tokens);
+    }
+
+    // Calls f; an error gets the device's name.
+    template <typename F>
+    std::invoke_result_t<F> on_device(size_t device, F &&f) const {
+        try {
+            return f();
+        } catch (const BackendError &error) {
+            if (names_.empty()) throw;
+            throw BackendError(error.kind, names_[device] + ": " + error.what());
+        }
+    }
+
+    // Copies rows of a slot from one device to another, through host memory.
     void copy_rows(Slot slot, size_t writer, size_t reader, size_t tokens) {
         const auto width = split_.programs[reader].slots[static_cast<size_t>(slot)].width;
         const SlotRows to = devices_[reader]->exchange(slot), from = devices_[writer]->exchange(slot);
@@ -156,16 +228,18 @@ class SplitBackend final : public Backend {
 
     std::vector<std::unique_ptr<Backend>> devices_;
     AssignSteps assign_;
+    std::vector<std::string> names_;  // by device, or empty
     SplitProgram split_;
+    std::vector<std::vector<Handover>> handovers_;  // by stage
     CacheConfig cache_;
     std::optional<size_t> logits_device_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_split_backend(std::vector<std::unique_ptr<Backend>> devices,
-                                            AssignSteps assign) {
-    return std::make_unique<SplitBackend>(std::move(devices), std::move(assign));
+std::unique_ptr<Backend> make_split_backend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign,
+                                            std::vector<std::string> names) {
+    return std::make_unique<SplitBackend>(std::move(devices), std::move(assign), std::move(names));
 }
 
 }  // namespace runnel::kernels

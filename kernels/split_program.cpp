@@ -39,7 +39,9 @@ class Splitter {
     }
 
     void add(const Step &step, size_t device) {
-        if (split_.stages.empty() || split_.stages.back().device != device) begin_part(device);
+        const bool begins = split_.part_ends.empty() ? split_.stages.empty()
+                                                     : split_.stages.size() == split_.part_ends.back();
+        if (begins || split_.stages.back().device != device) begin_part(device);
         Program &partition = split_.programs[device];
         const auto reads = [&](Slot slot) { need(slot, device); };
         const auto writes = [&](Slot slot) {
@@ -47,10 +49,32 @@ class Splitter {
             state.valid.assign(state.valid.size(), false);
             state.valid[device] = true;
             state.writer = split_.stages.size() - 1;
+            state.given = false;
         };
         visit_slots(step, reads, writes);
         partition.steps.push_back(step);
         partition.parts.back().end = partition.steps.size();
+    }
+
+    // Begins a part of the whole program, to which others give these slots.
+    void begin_outer_part(std::span<const Slot> in) {
+        for (const Slot slot : in) {
+            State &state = states_[static_cast<size_t>(slot)];
+            state.valid.assign(state.valid.size(), false);
+            state.writer.reset();
+            state.given = true;
+        }
+    }
+    // Ends it.
+    void end_outer_part(std::span<const Slot> out) {
+        split_.part_ends.push_back(split_.stages.size());
+        for (const Slot slot : out) {
+            const auto writer = states_[static_cast<size_t>(slot)].writer;
+            assert(writer);
+            const SplitProgram::Stage &from = split_.stages[*writer];
+            insert(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
+            split_.outside[slot] = from.device;
+        }
     }
 
     SplitProgram finish() {
@@ -62,6 +86,7 @@ class Splitter {
     struct State {
         std::vector<bool> valid;       // per device: whether its copy of the slot is current
         std::optional<size_t> writer;  // the last stage that wrote it
+        bool given = false;            // it is written from outside, before the part
     };
 
     void begin_part(size_t device) {
@@ -72,7 +97,16 @@ class Splitter {
 
     void need(Slot slot, size_t device) {
         State &state = states_[static_cast<size_t>(slot)];
-        if (state.valid[device] || !state.writer) return;
+        if (state.valid[device]) return;
+        if (state.given) {
+            [[maybe_unused]] const size_t reader = split_.outside.try_emplace(slot, device).first->second;
+            assert(reader == device);
+            split_.programs[device].parts.back().in.push_back(slot);
+            split_.stages.back().from.push_back(device);
+            state.valid[device] = true;
+            return;
+        }
+        if (!state.writer) return;
         const SplitProgram::Stage &from = split_.stages[*state.writer];
         insert(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
         split_.programs[device].parts.back().in.push_back(slot);
@@ -115,10 +149,15 @@ class Splitter {
 }  // namespace
 
 SplitProgram split_program(const Program &program, std::span<const uint8_t> device, size_t devices) {
-    assert(device.size() == program.steps.size() && program.parts.empty());
+    assert(device.size() == program.steps.size());
     const std::vector<uint8_t> where = with_shared_cache(program, device);
     Splitter splitter(program, devices);
-    for (size_t i = 0; i < program.steps.size(); ++i) splitter.add(program.steps[i], where[i]);
+    size_t i = 0;
+    for (const Program::Part &part : program.whole_parts()) {
+        splitter.begin_outer_part(part.in);
+        for (; i < part.end; ++i) splitter.add(program.steps[i], where[i]);
+        splitter.end_outer_part(part.out);
+    }
     return splitter.finish();
 }
 

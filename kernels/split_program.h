@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -17,15 +18,20 @@ namespace runnel::kernels {
 
 struct SplitProgram {
     struct Stage {
-        size_t device;             // index into programs
-        int32_t part;              // of the device's program
-        std::vector<size_t> from;  // for each of the part's `in`: the device that wrote it
+        size_t device;  // index into programs
+        int32_t part;   // of the device's program
+        std::vector<size_t>
+            from;  // for each of the part's `in`: the device that wrote it; `device`: none did
     };
     std::vector<Program> programs;  // one per device; without steps if the device is not used
     std::vector<Stage> stages;
+    std::vector<size_t> part_ends;  // for each part of the whole program: the number of stages up to its end
+    // The slots `in` and `out` of those parts, and the device that reads or writes each.
+    std::map<Slot, size_t> outside;
 };
 
-// device[i] is the device of program.steps[i], below `devices`.
+// device[i] is the device of program.steps[i], below `devices`. The program may have parts of its own; each is then a
+// number of stages. A slot `in` of a part is read by one device.
 SplitProgram split_program(const Program &program, std::span<const uint8_t> device, size_t devices);
 
 }  // namespace runnel::kernels

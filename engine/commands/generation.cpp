@@ -87,13 +87,18 @@ std::optional<int64_t> cpu_experts(const ModelOptions &options) {
 
 decode::EngineOptions engine_options(const ModelOptions &options) {
     if (options.cache.sinks > 0 && options.cache.window == 0) throw UsageError("--sinks needs --window");
+    if (!options.tensor_split.empty() && options.split == decode::Split::None)
+        throw UsageError(
+            "--tensor-split divides the layers, but --split none puts them on one GPU: leave one out");
     gguf::note_model(options.path);
     return {.model = options.path,
             .threads = options.threads,
             .context = options.context,
             .batch = options.batch,
             .sequences = 1,
-            .device = {options.device, {gpu_layers(options.gpu_layers), cpu_experts(options)}},
+            .device = {options.device,
+                       {gpu_layers(options.gpu_layers), cpu_experts(options), options.tensor_split},
+                       options.split},
             .cache = options.cache};
 }
 
@@ -120,6 +125,7 @@ decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &
         draft.batch = model.batch;
         draft.device = flags.device;
         draft.gpu_layers = flags.gpu_layers;
+        draft.split = model.split;
         options.model = engine_options(draft);
     }
     options.self_layers = flags.self_layers;

@@ -6,6 +6,7 @@
 
 #include "engine/commands/cache_types.h"
 #include "engine/commands/figures.h"
+#include "engine/commands/inspect_devices.h"
 #include "engine/commands/json.h"
 #include "engine/commands/plot/plot_output.h"
 #include "engine/measure/planner.h"
@@ -36,7 +37,8 @@ std::string upper(std::string_view name) {
 // A row of the table: one weight format.
 struct Row {
     std::string format;
-    double bits, weights;  // bits per weight; bytes
+    double bits, weights;           // bits per weight; bytes
+    std::optional<Type> type = {};  // none: the file's own
 };
 
 struct Planned {
@@ -82,7 +84,7 @@ Planned planned(const InspectOptions &file, const PlanOptions &options, std::opt
     plan.context = std::clamp<int64_t>(plan.context, 1, decode::kMostContext);
     for (const Type type : kFormats)
         plan.rows.push_back({upper(gguf::traits(type).name), measure::bits_per_weight(type),
-                             measure::weight_bytes(plan.program, type)});
+                             measure::weight_bytes(plan.program, type), type});
     return plan;
 }
 
@@ -260,9 +262,25 @@ int inspect_plan(const InspectOptions &file, const PlanOptions &options, Io &io)
     const Planned plan = planned(file, options, opened);
     const Plot picture = plot_of(plan, options.memory);
     write_plot_file(options.plot, picture, io);
-    io.out.write(file.json ? dump(json_of(plan, file.cache.types, options.memory), 2)
-                           : table(plan, file.cache.types, options.memory) + "\n" +
-                                 terminal_plot(picture, plot_size()));
+    std::vector<PlannedFormat> formats;
+    for (const Row &row : plan.rows) formats.push_back({row.format, row.type});
+    const measure::DevicePlanRequest on_devices{.devices = options.devices,
+                                                .link = options.link,
+                                                .types = file.cache.types,
+                                                .sequences = file.sequences,
+                                                .batch = file.batch,
+                                                .context = file.context,
+                                                .filled = plan.context};
+    const bool has_devices = !options.devices.empty();
+    if (file.json) {
+        Json json = json_of(plan, file.cache.types, options.memory);
+        if (has_devices) json["split"] = devices_json(plan.program, formats, on_devices);
+        io.out.write(dump(json, 2));
+        return exit_code::kDone;
+    }
+    io.out.write(table(plan, file.cache.types, options.memory) +
+                 (has_devices ? devices_text(plan.program, formats, on_devices) : "") + "\n" +
+                 terminal_plot(picture, plot_size()));
     return exit_code::kDone;
 }
 

@@ -22,10 +22,12 @@ struct ModelOptions {
     int threads = 0;
     int64_t context = 0;
     int32_t batch = 512;
-    std::string device = "auto";            // "cpu", "cuda", "cuda:N"
+    std::string device = "auto";            // "cpu", "cuda", "cuda:N", "cuda:0,cuda:2"
     std::string gpu_layers = "auto";        // "all" or a number
     bool cpu_moe = false;                   // all experts on the CPU
     std::optional<int64_t> cpu_moe_layers;  // only the experts of the first N layers on the CPU
+    decode::Split split = decode::Split::Layer;
+    std::vector<double> tensor_split;  // shares of the GPUs; empty: as many layers on each as fit
     decode::CacheOptions cache;
 };
 

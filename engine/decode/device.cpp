@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
+#include <utility>
 
 #include "kernels/backend.h"
 
@@ -28,30 +30,76 @@ kernels::DevicePtr most_memory(std::vector<kernels::DevicePtr> gpus) {
     return best;
 }
 
+std::vector<std::string> names_in(const std::string &list) {
+    std::vector<std::string> names;
+    for (size_t at = 0; at <= list.size();) {
+        const size_t end = std::min(list.find(',', at), list.size());
+        names.push_back(list.substr(at, end - at));
+        at = end + 1;
+    }
+    return names;
+}
+
+[[noreturn]] void fail(const std::string &what) {
+    throw kernels::BackendError(kernels::BackendError::Kind::Failed, what);
+}
+
+std::string how_many(const kernels::Devices &found) {
+    if (found.gpus.empty()) return found.why_no_gpu;
+    if (found.gpus.size() == 1) return "there is only one GPU";
+    return "there are only " + std::to_string(found.gpus.size()) + " GPUs";
+}
+
+// The GPUs with these names, in their order.
+std::vector<kernels::DevicePtr> gpus_named(const std::vector<std::string> &names,
+                                           const kernels::Devices &found) {
+    std::vector<kernels::DevicePtr> gpus;
+    for (const std::string &name : names) {
+        const auto gpu = std::ranges::find(found.gpus, name, [](const auto &one) { return one->name(); });
+        if (gpu == found.gpus.end())
+            fail("--device " + name + ": " + how_many(found) + " (--device cpu needs no GPU)");
+        gpus.push_back(*gpu);
+    }
+    return gpus;
+}
+
+void sort_fastest_first(std::vector<kernels::DevicePtr> &gpus) {
+    std::ranges::stable_sort(gpus, std::greater(), [](const kernels::DevicePtr &gpu) {
+        const kernels::DeviceInfo info = gpu->info();
+        return std::pair(info.bandwidth, info.memory_total);
+    });
+}
+
 }  // namespace
 
 bool is_device_name(const std::string &name) {
-    return name == "auto" || kernels::is_device_name(name);
+    if (name == "auto") return true;
+    const std::vector<std::string> names = names_in(name);
+    if (names.size() == 1) return kernels::is_device_name(name);
+    const auto is_gpu = [](const std::string &one) {
+        return kernels::is_device_name(one) && one.find(':') != std::string::npos;
+    };
+    return std::ranges::all_of(names, is_gpu) && std::set(names.begin(), names.end()).size() == names.size();
 }
 
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found) {
     const std::optional<int64_t> wanted = request.placement.gpu_layers;
     if (request.device == found.cpu->name() || (wanted && *wanted <= 0)) return {};
-    const bool required = request.device != "auto";
-    const bool any = !required || request.device == found.gpu_kind;
-    std::vector<kernels::DevicePtr> fitting;
-    for (const kernels::DevicePtr &gpu : found.gpus)
-        if (any || gpu->name() == request.device) fitting.push_back(gpu);
-    if (!fitting.empty()) return {{most_memory(std::move(fitting))}, required, ""};
-    const std::string count = std::to_string(found.gpus.size());
-    const std::string why = found.gpus.empty()       ? found.why_no_gpu
-                            : found.gpus.size() == 1 ? "there is only one GPU"
-                                                     : "there are only " + count + " GPUs";
-    if (required)
-        throw kernels::BackendError(
-            kernels::BackendError::Kind::Failed,
-            "--device " + request.device + ": " + why + " (--device cpu needs no GPU)");
-    return {{}, false, wanted ? why + ": everything runs on the CPU" : ""};
+    const bool required = request.device != "auto", any = !required || request.device == found.gpu_kind;
+    std::vector<kernels::DevicePtr> gpus = found.gpus;
+    if (!any) gpus = gpus_named(names_in(request.device), found);
+    if (gpus.empty() && required)
+        fail("--device " + request.device + ": " + how_many(found) + " (--device cpu needs no GPU)");
+    if (gpus.empty()) return {.note = wanted ? how_many(found) + ": everything runs on the CPU" : ""};
+    if (request.split == Split::None) return {.gpus = {most_memory(std::move(gpus))}, .required = required};
+    const size_t shares = request.placement.shares.size();
+    if (shares > gpus.size())
+        fail("--tensor-split has " + std::to_string(shares) + " shares, but " +
+             (any ? how_many(found) : "--device names " + std::to_string(gpus.size())));
+    if (shares > 0) gpus.resize(shares);
+    const bool fixed = shares > 0 || (!any && gpus.size() > 1);
+    if (!fixed) sort_fastest_first(gpus);
+    return {.gpus = std::move(gpus), .required = required || shares > 0, .fixed = fixed};
 }
 
 }  // namespace runnel::decode

@@ -1,4 +1,4 @@
-// Chooses the device that runs a model, from --device, --gpu-layers and the devices of this machine.
+// Chooses the devices that may run a model, from --device, --split, --gpu-layers and the devices of this machine.
 #pragma once
 
 #include <string>
@@ -9,24 +9,32 @@
 
 namespace runnel::decode {
 
+enum class Split {
+    Layer,  // the layers may run on several GPUs
+    None,   // one GPU
+};
+
 struct DeviceRequest {
-    std::string device = "cpu";  // "auto", "cpu", "cuda", "cuda:N"
+    std::string device = "cpu";  // "auto", "cpu", "cuda", "cuda:N", or several: "cuda:0,cuda:2"
     PlacementRequest placement = {};
+    Split split = Split::Layer;
 };
 
 struct DeviceChoice {
-    std::vector<kernels::DevicePtr> gpus = {};  // none: the CPU
+    std::vector<kernels::DevicePtr> gpus = {};  // in the order in which they take layers; none: the CPU
     bool required = false;                      // if they fail, report an error instead of using the CPU
+    bool fixed = false;                         // use all of them, in this order; a broken one is an error
     std::string note = {};                      // what the user should know, or empty
 };
 
-// "auto" takes the GPU with the most free memory, or the CPU if there is none or no layer is to run on a GPU.
-// GPUs are opened from the largest on, until one has 90% of the next one's total memory free. A GPU that
-// cannot report its free memory is skipped if there is another. Throws kernels::BackendError if a GPU is
-// requested by name and does not exist.
+// "auto" and "cuda" allow all GPUs, those with the fastest memory first, then the largest; none is opened. A list of
+// names, or shares for several GPUs, fix the GPUs and their order (shares: that of their numbers). Split::None
+// takes the GPU with the most free memory: GPUs are opened from the largest on, until one has 90% of the next one's
+// total memory free, and one that cannot report its free memory is skipped if there is another. No GPU: the CPU,
+// also if no layer is to run on a GPU. Throws kernels::BackendError if a GPU is requested by name and does not exist.
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found);
 
-// True for "auto" and for the names in kernels/device.h.
+// True for "auto", for the names in kernels/device.h, and for a list of different GPUs, as DeviceRequest::device.
 bool is_device_name(const std::string &name);
 
 }  // namespace runnel::decode

@@ -8,6 +8,7 @@
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
+#include "engine/decode/gpu_selection.h"
 #include "engine/model/draft_block.h"
 #include "engine/model/first_layers.h"
 #include "engine/model/notes.h"
@@ -28,13 +29,6 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
     } catch (const std::system_error &) {
         return std::async(std::launch::deferred, load);
     }
-}
-
-// True if nothing runs on the CPU except what the user requested there.
-bool as_asked(const Placement &placement, const PlacementRequest &request) {
-    if (request.gpu_layers) return true;
-    return placement.gpu_layers > placement.layers && placement.embedding &&
-           placement.cpu_experts <= request.cpu_experts.value_or(0);
 }
 
 // GPU memory for `program` next to a model with a cache of `shape`. `own`: the program's longest context.
@@ -133,26 +127,27 @@ void Engine::start(const EngineOptions &options) {
 
 // Returns false, or throws if a GPU is required, when no layer fits.
 bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &choice) {
-    DeviceList devices = choice.gpus;
-    devices.push_back(cpu_);
-    FreeMemory free;
-    for (const kernels::DevicePtr &device : devices) free.push_back(device->free_memory());
-    const size_t gpu_free = std::accumulate(free.begin(), free.end() - 1, size_t{0});
-    const auto plan = plan_on_gpus(options, devices, free);
+    GpuSelection found = select_gpus(choice, cpu_, model_.program, options.device.placement,
+                                     [&](const DeviceList &devices, const FreeMemory &free) {
+                                         return plan_on_gpus(options, devices, free);
+                                     });
+    const size_t gpu_free = std::accumulate(found.free.begin(), found.free.end() - 1, size_t{0});
+    const std::string has = found.devices.size() > 2 ? "the GPUs have " : "the GPU has ";
+    const auto &plan = found.plan;
     if (!plan && choice.required)
         throw DecodeError(DecodeError::Kind::OutOfMemory,
-                          "no layer of the model fits the GPU, which has " + std::to_string(gpu_free >> 20) +
+                          "no layer of the model fits: " + has + std::to_string(gpu_free >> 20) +
                               " MiB free: choose a smaller context with -c, or --device cpu");
     if (!plan) return false;
-    devices_ = std::move(devices);
-    for (const kernels::DevicePtr &gpu : choice.gpus)
-        if (std::string note = gpu->note(); !note.empty()) notes_.push_back(std::move(note));
+    devices_ = std::move(found.devices);
+    for (size_t gpu = 0; gpu + 1 < devices_.size(); ++gpu)
+        if (std::string note = devices_[gpu]->note(); !note.empty()) notes_.push_back(std::move(note));
     on_gpus_ = plan->placement;
     placement_ = placement_text(model_.program, devices_, on_gpus_);
     divided_ = plan->divided;
     if (!plan->missing.empty()) notes_.push_back(plan->missing + "; the steps that need it run on the CPU");
-    if (!as_asked(on_gpus_, options.device.placement))
-        notes_.push_back(placement_ + ": the GPU has " + std::to_string(gpu_free >> 20) + " MiB free");
+    if (!is_as_requested(on_gpus_, options.device.placement))
+        notes_.push_back(placement_ + ": " + has + std::to_string(gpu_free >> 20) + " MiB free");
     start_executor(options, plan->context);
     return true;
 }
@@ -224,10 +219,9 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was trained for");
     std::unique_ptr<kernels::Backend> backend = another_backend();
-    const bool split = devices_.size() > 2 || (devices_.size() > 1 && divided_);
-    if (draft_block_ && split)
+    if (draft_block_ && divided_)
         no_draft_block_ =
-            "the next-token-prediction block needs all layers on one device (now: " + placement_ +
+            "the next-token-prediction block needs all layers on GPUs or all on the CPU (now: " + placement_ +
             "): add --device cpu";
     else if (draft_block_)
         backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>());
@@ -248,16 +242,23 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
     const size_t gpus = devices_.size() - 1;
     if (gpus == 0) return cpu_->backend();
     std::vector<std::unique_ptr<kernels::Backend>> backends;
+    std::vector<std::string> names;
     for (const kernels::DevicePtr &device : devices_) {
-        if (gpus == 1 && !divided_ && device == cpu_) break;
+        if (!divided_ && device == cpu_) break;
         backends.push_back(device->backend());
         backends.back()->on_load(progress_);
+        names.push_back(device->name());
     }
     if (backends.size() == 1) return std::move(backends.front());
-    return kernels::make_split_backend(std::move(backends),
-                                       [devices = devices_, placement = on_gpus_](const kernels::Program &p) {
-                                           return assign_steps(p, devices, placement);
-                                       });
+    return kernels::make_split_backend(
+        std::move(backends),
+        [devices = devices_, placement = on_gpus_](const kernels::Program &p) {
+            // The draft block reads the states that the last GPU computes.
+            if (!p.parts.empty() && !p.parts.front().in.empty())
+                return std::vector<uint8_t>(p.steps.size(), static_cast<uint8_t>(devices.size() - 2));
+            return assign_steps(p, devices, placement);
+        },
+        std::move(names));
 }
 
 std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &program, int32_t sequences,

@@ -32,7 +32,7 @@ struct CacheOptions {
 // Whether the draft block of the file (model/draft_block.h) is used.
 enum class Mtp {
     Off,
-    Auto,  // if there is one and all layers run on one device
+    Auto,  // if there is one, and all layers run on GPUs or all on the CPU
     On,    // the same, but the caller reports Engine::no_draft_block(), and a damaged block is an error
 };
 
@@ -71,7 +71,7 @@ class Engine {
     // Where the layers run, in a few words: "all layers on the CPU".
     std::string placement() const;
     // Another backend on the same devices, for a second program: its layers run where this model's layers of
-    // the same numbers run.
+    // the same numbers run. A draft block runs on the last GPU.
     std::unique_ptr<kernels::Backend> another_backend() const;
     // An executor for a smaller program next to the model. Its cache has as many cells as the model's, or as
     // `sequences` contexts if that is less. It runs on the model's devices, or, if the GPU is full, on the

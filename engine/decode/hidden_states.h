@@ -53,7 +53,7 @@ size_t draft_block_bytes(const kernels::Program &block, const CacheShape &shape)
 
 // A backend whose passes leave the hidden states of all their tokens in `states`. The logits have the same bits as
 // those of `backend`. The program must end with its output matrix and have one group of cache layers, without a
-// window; `backend` must not divide programs.
+// window. `backend` may split it (kernels/split_backend.h).
 std::unique_ptr<kernels::Backend> keep_hidden_states(std::unique_ptr<kernels::Backend> backend,
                                                      std::shared_ptr<HiddenStates> states);
 

@@ -1,10 +1,12 @@
 #include "engine/decode/memory_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "engine/decode/device.h"
+#include "engine/decode/gpu_selection.h"
 #include "engine/decode/hidden_states.h"
 
 namespace runnel::decode {
@@ -15,17 +17,23 @@ std::optional<GpuPlan> gpu_plan(const model::Model &model, const MemoryRequest &
     const DeviceChoice choice = choose_device({"auto", {}}, found);
     if (choice.gpus.empty()) return std::nullopt;
     try {
-        const DeviceList devices = {choice.gpus.front(), found.cpu};
-        GpuPlan made{devices.front()->info(), std::nullopt, ""};
-        made.gpu.memory_free = devices.front()->free_memory();
-        made.part =
-            plan_placement(model.program, devices, {made.gpu.memory_free, found.cpu->free_memory()}, {},
-                           {.own = model.hyper.context_length,
-                            .asked = request.context,
-                            .sequences = request.sequences,
-                            .batch = request.batch,
-                            .types = request.types});
-        if (made.part) made.placement = placement_text(model.program, devices, made.part->placement);
+        const ContextRequest context{.own = model.hyper.context_length,
+                                     .asked = request.context,
+                                     .sequences = request.sequences,
+                                     .batch = request.batch,
+                                     .types = request.types};
+        GpuSelection selected = select_gpus(
+            choice, found.cpu, model.program, {}, [&](const DeviceList &devices, const FreeMemory &free) {
+                return plan_placement(model.program, devices, free, {}, context);
+            });
+        GpuPlan made{selected.devices.front()->info(), std::move(selected.plan), ""};
+        made.gpu.memory_free = std::accumulate(selected.free.begin(), selected.free.end() - 1, size_t{0});
+        for (size_t gpu = 1; gpu + 1 < selected.devices.size(); ++gpu) {
+            const kernels::DeviceInfo more = selected.devices[gpu]->info();
+            made.gpu.name += " and " + more.name;
+            made.gpu.memory_total += more.memory_total;
+        }
+        if (made.part) made.placement = placement_text(model.program, selected.devices, made.part->placement);
         return made;
     } catch (const kernels::BackendError &) {
         return std::nullopt;

@@ -17,6 +17,8 @@ namespace {
 
 // Never shrink the context below this to fit more layers on the GPU.
 constexpr int64_t kComfortableContext = 4096;
+// plan_context() accepts no shorter one, unless it is requested.
+constexpr int64_t kLeastCells = 256;
 
 bool has_experts(const kernels::Program &program) {
     return std::any_of(program.steps.begin(), program.steps.end(), kernels::selects_experts);
@@ -41,31 +43,97 @@ size_t sum_of_gpus(const FreeMemory &free) {
     return std::accumulate(free.begin(), free.end() - 1, size_t{0});
 }
 
-// Splits layers among GPUs in proportion to the free memory of each.
-std::vector<int32_t> split_layers(int32_t layers, const FreeMemory &free) {
+// Splits layers in proportion to the parts, rounding where each part ends.
+std::vector<int32_t> split_layers(int32_t layers, std::span<const double> parts) {
+    const double all = std::accumulate(parts.begin(), parts.end(), 0.0);
     std::vector<int32_t> each;
-    const auto all = static_cast<double>(std::max<size_t>(1, sum_of_gpus(free)));
     double sum = 0;
     int32_t before = 0;
-    for (size_t gpu = 0; gpu + 1 < free.size(); ++gpu) {
-        sum += static_cast<double>(free[gpu]);
-        const bool last = gpu + 2 == free.size();
-        const int32_t end = last ? layers : static_cast<int32_t>(std::lround(layers * sum / all));
+    for (const double part : parts) {
+        sum += part;
+        const auto end = all > 0 ? static_cast<int32_t>(std::lround(layers * (sum / all))) : layers;
         each.push_back(end - before);
         before = end;
     }
     return each;
 }
 
+// For each step, why one of the GPUs cannot run it; empty if all can.
+std::vector<std::string> missing_kernels(const kernels::Program &program, const DeviceList &devices) {
+    std::vector<std::string> all(program.steps.size());
+    for (size_t gpu = 0; gpu + 1 < devices.size(); ++gpu) {
+        std::vector<std::string> more = devices[gpu]->missing(program);
+        for (size_t i = 0; i < all.size(); ++i)
+            if (all[i].empty()) all[i] = std::move(more[i]);
+    }
+    return all;
+}
+
+// Finds the device of each step, for any placement.
+class Assigner {
+  public:
+    Assigner(const kernels::Program &program, const DeviceList &devices)
+        : program_(program),
+          cpu_(static_cast<uint8_t>(devices.size() - 1)),
+          layers_(model::layers_of(program)),
+          missing_(missing_kernels(program, devices)) {}
+
+    const model::Layers &layers() const { return layers_; }
+    const std::vector<std::string> &missing() const { return missing_; }
+
+    std::vector<uint8_t> assign(const Placement &placement) const {
+        const int32_t first = placement.layers + 1 - placement.gpu_layers;
+        // The embedding goes where the first layer is.
+        const auto gpu_of = [&](int32_t layer) {
+            uint8_t gpu = 0;
+            int32_t end = first;
+            for (; gpu + 1u < placement.each.size(); ++gpu)
+                if (std::max(layer, first) < (end += placement.each[gpu])) break;
+            return gpu;
+        };
+        const auto is_experts = [&](size_t i) { return kernels::selects_experts(program_.steps[i]); };
+        // Entry 0: the embedding; then the layers; the last one: the output.
+        std::vector<bool> on_cpu(static_cast<size_t>(layers_.count) + 2);
+        for (int32_t layer = -1; layer <= layers_.count; ++layer) {
+            const int32_t counted = layer == layers_.count ? placement.layers : layer;
+            on_cpu[static_cast<size_t>(layer + 1)] = layer < 0 ? !placement.embedding : counted < first;
+        }
+        for (size_t i = 0; i < missing_.size(); ++i)
+            if (!missing_[i].empty() && !is_experts(i))
+                on_cpu[static_cast<size_t>(layers_.of_step[i] + 1)] = true;
+        std::vector<uint8_t> device;
+        for (size_t i = 0; i < missing_.size(); ++i) {
+            const int32_t layer = layers_.of_step[i];
+            const bool experts = is_experts(i) && (layer < placement.cpu_experts || !missing_[i].empty());
+            const bool here = on_cpu[static_cast<size_t>(layer + 1)] || experts;
+            device.push_back(here ? cpu_ : gpu_of(layer == layers_.count ? placement.layers : layer));
+        }
+        return device;
+    }
+
+  private:
+    const kernels::Program &program_;
+    uint8_t cpu_;
+    model::Layers layers_;
+    std::vector<std::string> missing_;
+};
+
 class Planner {
   public:
     Planner(const kernels::Program &program, const DeviceList &devices, const FreeMemory &free,
-            const ContextRequest &context)
-        : program_(program), devices_(devices), free_(free), context_(context) {}
+            const ContextRequest &context, std::span<const double> shares)
+        : program_(program),
+          devices_(devices),
+          free_(free),
+          context_(context),
+          shares_(shares.begin(), shares.end()),
+          assigner_(program, devices) {}
 
     // nullopt when it does not fit, or only with a context below `least`.
     std::optional<PlacementPlan> plan(const Placement &placement, int64_t least) const {
-        const Share share = share_of(placement);
+        const auto each = most_cells(placement);
+        if (!each) return std::nullopt;
+        const Share share = share_of(placement, *each);
         const auto context = plan_context(program_, budgets(share, devices_.size()), context_);
         if (!context || context->context < least) return std::nullopt;
         const CacheShape shape{context->cells, context_.sequences, context_.batch, context_.slack,
@@ -76,15 +144,20 @@ class Planner {
 
     // True if the GPUs have room for their parts; the CPU's memory is not checked.
     bool gpus_hold(const Placement &placement, int64_t least) const {
-        const Share share = share_of(placement);
+        const int64_t cells = std::max(least, context_.asked > 0 ? context_.asked : kLeastCells);
+        const auto each = split(placement, std::min(cells, kMostContext));
+        if (!each) return false;
+        const Share share = share_of(placement, *each);
         const auto context = plan_context(program_, budgets(share, gpus()), context_);
         return context && context->context >= least;
     }
 
     // What the GPUs need for a context of `cells` cells.
     kernels::MemoryNeed need(const Placement &placement, int64_t cells) const {
-        const CacheShape shape{cells, context_.sequences, context_.batch, context_.slack, context_.types};
-        return need_of(share_of(placement), shape, cells);
+        const std::vector<double> by_memory(free_.begin(), free_.end() - 1);
+        const auto each = split(placement, cells);
+        const Share share = share_of(placement, each ? *each : split_layers(placement.gpu_layers, by_memory));
+        return need_of(share, shape_of(cells), cells);
     }
 
   private:
@@ -93,12 +166,78 @@ class Planner {
         kernels::SplitProgram split;
     };
     size_t gpus() const { return devices_.size() - 1; }
-    Share share_of(Placement placement) const {
-        if (gpus() > 1) placement.each = split_layers(placement.gpu_layers, free_);
+    CacheShape shape_of(int64_t cells) const {
+        return {cells, context_.sequences, context_.batch, context_.slack, context_.types};
+    }
+    Share share_of(Placement placement, std::vector<int32_t> each) const {
+        if (gpus() > 1) placement.each = std::move(each);
         kernels::SplitProgram split =
-            kernels::split_program(program_, assign_steps(program_, devices_, placement), devices_.size());
+            kernels::split_program(program_, assigner_.assign(placement), devices_.size());
         return {std::move(placement), std::move(split)};
     }
+
+    // --- layers by GPU
+
+    // By the requested shares; otherwise each GPU gets as many layers as fit with a cache of `cells` cells. nullopt if
+    // layers are left. With one GPU, it gets all, whether they fit or not.
+    std::optional<std::vector<int32_t>> split(const Placement &placement, int64_t cells) const {
+        if (gpus() == 1) return std::vector<int32_t>{placement.gpu_layers};
+        if (!shares_.empty()) return split_layers(placement.gpu_layers, shares_);
+        const CacheShape shape = shape_of(cells);
+        const int64_t longest = std::min(cells, context_.asked > 0 ? context_.asked : context_.own);
+        const kernels::CacheConfig cache = cache_config(program_, shape, longest);
+        Placement trial = placement;
+        trial.each.assign(gpus(), 0);
+        int32_t left = placement.gpu_layers;
+        for (size_t gpu = 0; gpu < gpus() && left > 0; ++gpu) {
+            const auto fits = [&](int32_t layers) {
+                trial.each[gpu] = layers;
+                return layers == 0 || need_on(gpu, trial, cache, shape) <= free_[gpu];
+            };
+            int32_t low = fits(left) ? left : 0, high = low > 0 ? low : left - 1;
+            while (low < high) {
+                const int32_t middle = low + (high - low + 1) / 2;
+                if (fits(middle))
+                    low = middle;
+                else
+                    high = middle - 1;
+            }
+            trial.each[gpu] = low;
+            left -= low;
+        }
+        if (left > 0) return std::nullopt;
+        return trial.each;
+    }
+    // split() for the most cells with which no layers are left, to within 2%. nullopt if there is no such number.
+    std::optional<std::vector<int32_t>> most_cells(const Placement &placement) const {
+        const auto unlimited = plan_context(program_, {}, context_);
+        if (!unlimited) return std::nullopt;
+        auto best = split(placement, unlimited->cells);
+        if (best) return best;
+        for (int64_t low = 0, high = unlimited->cells; high - low > std::max<int64_t>(1, low / 64);) {
+            const int64_t middle = low + (high - low) / 2;
+            auto each = split(placement, std::max<int64_t>(middle, 1));
+            if (each)
+                best = std::move(each), low = middle;
+            else
+                high = middle;
+        }
+        return best;
+    }
+    // Bytes on a GPU, which runs its layers of the placement.
+    size_t need_on(size_t gpu, const Placement &placement, const kernels::CacheConfig &cache,
+                   const CacheShape &shape) const {
+        std::vector<uint8_t> elsewhere = assigner_.assign(placement);
+        for (uint8_t &device : elsewhere) device = device != gpu;
+        const kernels::SplitProgram split = kernels::split_program(program_, elsewhere, 2);
+        const kernels::Program &own = split.programs.front();
+        if (own.steps.empty()) return 0;
+        const size_t beside = context_.beside ? context_.beside(shape, cache.context) : 0;
+        return devices_[gpu]->need(own, cache, context_.batch).all() + beside;
+    }
+
+    // --- memory
+
     // Budgets of the first `count` devices; 0 bytes for a device that the weights alone fill.
     std::vector<CacheBudget> budgets(const Share &share, size_t count) const {
         std::vector<CacheBudget> all;
@@ -106,6 +245,9 @@ class Planner {
             const kernels::Program &program = share.split.programs[d];
             if (program.steps.empty()) continue;
             CacheBudget &budget = all.emplace_back(budget_of(*devices_[d], program, free_[d], context_));
+            // Weights that fill the device do not fit, even if its layers have no cache.
+            if (budget.bytes == 0)
+                budget.cost = [](const kernels::CacheConfig &, const CacheShape &) { return size_t{1}; };
             if (d < gpus() && context_.beside)
                 budget.cost = [this, alone = std::move(budget.cost)](const kernels::CacheConfig &cache,
                                                                      const CacheShape &shape) {
@@ -132,6 +274,8 @@ class Planner {
     const DeviceList &devices_;
     FreeMemory free_;
     ContextRequest context_;
+    std::vector<double> shares_;  // by GPU, or empty
+    Assigner assigner_;
 };
 
 // The first placement of the list that fits. Along the list, the GPU needs less and less memory and the CPU
@@ -155,7 +299,7 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
                                const ContextRequest &context) {
     const Placement wanted = candidates(program, request).back();
     const int64_t cells = std::min(context.asked > 0 ? context.asked : int64_t{256}, kMostContext);
-    const auto need = Planner(program, devices, free, context).need(wanted, cells);
+    const auto need = Planner(program, devices, free, context, request.shares).need(wanted, cells);
     std::string what = (devices.size() > 2 ? "the GPUs have " : "the GPU has ") +
                        base::mebibytes(sum_of_gpus(free)) + " free, but " + base::mebibytes(need.all()) +
                        " are needed for " + placement_text(program, devices, wanted) + " (" +
@@ -177,8 +321,8 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
         ContextRequest shorter = context;
         shorter.own = context.asked;
         shorter.asked = 0;
-        if (const auto plan =
-                first_fit(Planner(program, devices, free, shorter), candidates(program, request), 1))
+        if (const auto plan = first_fit(Planner(program, devices, free, shorter, request.shares),
+                                        candidates(program, request), 1))
             hints.push_back("-c " + std::to_string(plan->context.context));
     }
     what += hints.empty() ? "; --device cpu needs no GPU" : "; this fits: ";
@@ -186,31 +330,37 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }
 
-// For each step, why one of the GPUs cannot run it; empty if all can.
-std::vector<std::string> missing_kernels(const kernels::Program &program, const DeviceList &devices) {
-    std::vector<std::string> all(program.steps.size());
-    for (size_t gpu = 0; gpu + 1 < devices.size(); ++gpu) {
-        std::vector<std::string> more = devices[gpu]->missing(program);
-        for (size_t i = 0; i < all.size(); ++i)
-            if (all[i].empty()) all[i] = std::move(more[i]);
-    }
-    return all;
-}
-
 // The first reason why a GPU cannot run a step; empty if all GPUs can run all steps. Throws the reason when
 // no step of any layer can run on a GPU.
 std::string expect_kernels(const kernels::Program &program, const DeviceList &devices,
                            const Placement &placement) {
-    const std::vector<std::string> missing = missing_kernels(program, devices);
+    const Assigner assigner(program, devices);
+    const std::vector<std::string> &missing = assigner.missing();
     const auto reason =
         std::find_if(missing.begin(), missing.end(), [](const std::string &why) { return !why.empty(); });
     if (reason == missing.end()) return "";
-    const model::Layers layers = model::layers_of(program);
-    const std::vector<uint8_t> device = assign_steps(program, devices, placement);
+    const model::Layers &layers = assigner.layers();
+    const std::vector<uint8_t> device = assigner.assign(placement);
     for (size_t i = 0; i < device.size(); ++i)
         if (device[i] + 1u < devices.size() && layers.of_step[i] >= 0 && layers.of_step[i] < layers.count)
             return *reason;
     throw kernels::BackendError(kernels::BackendError::Kind::Failed, *reason);
+}
+
+// "2 GPUs (20 on cuda:0, 13 on cuda:1)". Per layer: whether it is on a GPU, and on which.
+std::string gpus_text(const DeviceList &devices, const std::vector<bool> &on_gpu,
+                      const std::vector<size_t> &gpu_of) {
+    std::vector<size_t> layers(devices.size() - 1);
+    for (size_t i = 0; i < on_gpu.size(); ++i)
+        if (on_gpu[i]) ++layers[gpu_of[i]];
+    std::string text;
+    size_t used = 0;
+    for (size_t gpu = 0; gpu < layers.size(); ++gpu) {
+        if (layers[gpu] == 0) continue;
+        ++used;
+        text += (text.empty() ? "" : ", ") + std::to_string(layers[gpu]) + " on " + devices[gpu]->name();
+    }
+    return (used == 1 ? "one GPU (" : std::to_string(used) + " GPUs (") + text + ")";
 }
 
 }  // namespace
@@ -222,6 +372,7 @@ std::string placement_text(const kernels::Program &program, const DeviceList &de
     // One entry per layer; the last one is the output.
     std::vector<bool> on_gpu(static_cast<size_t>(layers.count) + 1, true);
     std::vector<bool> experts_here;  // per layer on the GPU with experts: these are on the GPU, too
+    std::vector<size_t> gpu_of(on_gpu.size());
     bool embedding = true;
     for (const bool experts : {false, true})
         for (size_t i = 0; i < device.size(); ++i) {
@@ -231,16 +382,18 @@ std::string placement_text(const kernels::Program &program, const DeviceList &de
             if (layer < 0)
                 embedding = embedding && here;
             else if (!experts)
-                on_gpu[static_cast<size_t>(layer)] = on_gpu[static_cast<size_t>(layer)] && here;
+                on_gpu[static_cast<size_t>(layer)] = on_gpu[static_cast<size_t>(layer)] && here,
+                gpu_of[static_cast<size_t>(layer)] = device[i];
             else if (on_gpu[static_cast<size_t>(layer)])
                 experts_here.push_back(here);
         }
     const auto all = static_cast<int64_t>(on_gpu.size()),
                there = std::count(on_gpu.begin(), on_gpu.end(), true);
     if (there == 0) return "all layers on the CPU";
-    std::string text = there == all ? "all layers on the GPU"
-                                    : std::to_string(there) + " of " + std::to_string(all) +
-                                          " layers on the GPU, the others on the CPU";
+    const std::string gpus = devices.size() > 2 ? gpus_text(devices, on_gpu, gpu_of) : "the GPU";
+    std::string text = there == all ? "all layers on " + gpus
+                                    : std::to_string(there) + " of " + std::to_string(all) + " layers on " +
+                                          gpus + ", the others on the CPU";
     const auto count = static_cast<size_t>(std::count(experts_here.begin(), experts_here.end(), false));
     if (count > 0) {
         const bool first = there == all && std::is_sorted(experts_here.begin(), experts_here.end());
@@ -255,34 +408,7 @@ std::string placement_text(const kernels::Program &program, const DeviceList &de
 
 std::vector<uint8_t> assign_steps(const kernels::Program &program, const DeviceList &devices,
                                   const Placement &placement) {
-    const model::Layers layers = model::layers_of(program);
-    const std::vector<std::string> missing = missing_kernels(program, devices);
-    const int32_t first = placement.layers + 1 - placement.gpu_layers;
-    const auto cpu = static_cast<uint8_t>(devices.size() - 1);
-    const auto gpu_of = [&](int32_t layer) {
-        uint8_t gpu = 0;
-        int32_t end = first;
-        for (; gpu + 1u < placement.each.size(); ++gpu)
-            if (layer < (end += placement.each[gpu])) break;
-        return gpu;
-    };
-    const auto is_experts = [&](size_t i) { return kernels::selects_experts(program.steps[i]); };
-    // Entry 0: the embedding; then the layers; the last one: the output.
-    std::vector<bool> on_cpu(static_cast<size_t>(layers.count) + 2);
-    for (int32_t layer = -1; layer <= layers.count; ++layer) {
-        const int32_t counted = layer == layers.count ? placement.layers : layer;
-        on_cpu[static_cast<size_t>(layer + 1)] = layer < 0 ? !placement.embedding : counted < first;
-    }
-    for (size_t i = 0; i < missing.size(); ++i)
-        if (!missing[i].empty() && !is_experts(i)) on_cpu[static_cast<size_t>(layers.of_step[i] + 1)] = true;
-    std::vector<uint8_t> device;
-    for (size_t i = 0; i < missing.size(); ++i) {
-        const int32_t layer = layers.of_step[i];
-        const bool experts = is_experts(i) && (layer < placement.cpu_experts || !missing[i].empty());
-        const bool here = on_cpu[static_cast<size_t>(layer + 1)] || experts;
-        device.push_back(here ? cpu : gpu_of(layer == layers.count ? placement.layers : layer));
-    }
-    return device;
+    return Assigner(program, devices).assign(placement);
 }
 
 std::optional<PlacementPlan> plan_placement(const kernels::Program &program, const DeviceList &devices,
@@ -291,7 +417,8 @@ std::optional<PlacementPlan> plan_placement(const kernels::Program &program, con
     assert(devices.size() > 1 && free.size() == devices.size());
     const std::vector<Placement> list = candidates(program, request);
     const std::string missing = expect_kernels(program, devices, list.front());
-    auto plan = first_fit(Planner(program, devices, free, context), list, least_context(request, context));
+    const Planner planner(program, devices, free, context, request.shares);
+    auto plan = first_fit(planner, list, least_context(request, context));
     if (plan) {
         plan->missing = missing;
         return plan;

@@ -4,7 +4,8 @@
 // output and the last N - 1 layers; for a model of L layers, N = L + 1 is everything. Token embeddings are
 // looked up on the CPU unless everything is on the GPU. Experts of the first layers can stay on the CPU while
 // attention runs on the GPU. A step without a kernel on the GPU runs on the CPU: a step of experts alone, any
-// other step with its whole layer. Several GPUs take consecutive layers, in proportion to their free memory.
+// other step with its whole layer. Several GPUs take consecutive layers: each as many as fit, in the order of the
+// list, or in proportion to requested shares.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,7 @@ namespace runnel::decode {
 struct PlacementRequest {
     std::optional<int64_t> gpu_layers;   // none: as many as fit
     std::optional<int64_t> cpu_experts;  // first layers with experts on the CPU; none: as few as fit
+    std::vector<double> shares = {};     // of the layers, by GPU; empty: each GPU is filled before the next
 };
 
 // The devices that a model may use: GPUs, and the CPU as the last, which runs any step.
@@ -31,7 +33,7 @@ struct Placement {
     int32_t gpu_layers = 0;          // layers and output, from the end: at most layers + 1
     bool embedding = true;           // the embedding table is on the (first) GPU
     int32_t cpu_experts = 0;         // layers whose experts are on the CPU
-    std::vector<int32_t> each = {};  // gpu_layers split by GPU, in order; empty: there is one GPU
+    std::vector<int32_t> each = {};  // gpu_layers by GPU, in order; empty: there is one GPU
 
     // True if everything runs on the GPU, as far as it has kernels.
     bool whole() const { return gpu_layers > layers && embedding && cpu_experts == 0; }

@@ -83,7 +83,12 @@ class ShapeProgram {
         program_.vocab = shape.vocab;
         const WeightId table = weight("token_embd.weight", shape.vocab, shape.width);
         program_.steps.push_back(kernels::Embed{.table = table, .out = 0});
-        for (int64_t layer = 0; layer < shape.layers; ++layer) add_layer(layer, head, kv_heads);
+        for (int64_t layer = 0; layer < shape.layers; ++layer) {
+            const size_t first = program_.steps.size();
+            add_layer(layer, head, kv_heads);
+            for (size_t i = first; i < program_.steps.size(); ++i)
+                std::visit([&](auto &step) { step.layer = static_cast<int32_t>(layer); }, program_.steps[i]);
+        }
         const WeightId output = shape.tied ? table : weight("output.weight", shape.vocab, shape.width);
         program_.steps.push_back(kernels::Logits{.in = 0, .weight = output});
     }

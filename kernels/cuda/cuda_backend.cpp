@@ -77,6 +77,16 @@ class CudaBackend final : public Backend {
     void read_logits(int32_t row, std::span<float> logits) override;
     int64_t launches() const override { return stream_.launched(); }
     SlotRows exchange(Slot slot) override { return {exchange_.at(slot).as<float>(), stride(slot)}; }
+    bool can_copy_from(const Backend &writer) const override {
+        const auto *gpu = dynamic_cast<const CudaBackend *>(&writer);
+        return gpu != nullptr && launcher_.switches().peer && can_copy_directly(device_, gpu->device_);
+    }
+    void copy_slot(Slot id, const Backend &writer, int32_t tokens) override {
+        const auto &gpu = dynamic_cast<const CudaBackend &>(writer);
+        use_device(device_);
+        stream_.copy_from_device(slot(id), device_, gpu.slot(id), gpu.device_,
+                                 static_cast<size_t>(stride(id) * tokens) * sizeof(float));
+    }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         use_device(device_);
         cache_.copy(stream_, group, copies);

@@ -1,17 +1,21 @@
-// A program split over two devices gives the results of one device: bit for bit if both are of the same kind,
-// otherwise as close as the kinds are.
+// A program split over several devices gives the results of one, bit for bit, if all are of the same kind.
 #include "kernels/split_program.h"
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/runtime/memory_need.h"
+#include "kernels/forwarding_backend.h"
 #include "kernels/split_backend.h"
+#include "tests/simt/simt.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -23,16 +27,23 @@ namespace {
 
 constexpr int32_t kBlocks = 4, kMaxTokens = 40;
 
-std::unique_ptr<Backend> one_cpu() {
+// Makes device number `number` of several.
+using MakeDevice = std::unique_ptr<Backend> (*)(int number);
+std::unique_ptr<Backend> one_cpu(int) {
     return cpu::make_cpu_backend(1);
 }
-std::unique_ptr<Backend> cpu_device_of_threads() {
+std::unique_ptr<Backend> cpu_device_of_threads(int) {
     return cpu::make_cpu_backend(3);
 }
-std::unique_ptr<Backend> gpu_device() {
-    return cuda::make_cuda_backend(0);
+std::unique_ptr<Backend> gpu_device(int number) {
+    return cuda::make_cuda_backend(number);
 }
-using MakeDevice = std::unique_ptr<Backend> (*)();
+
+// While this exists, there are this many emulated GPUs.
+struct Gpus {
+    explicit Gpus(int count) { simt::settings().devices = count; }
+    ~Gpus() { simt::settings() = {}; }
+};
 
 // Logits of all tokens, fed in chunks.
 std::vector<float> run(Backend &backend, const Program &program, std::span<const int32_t> tokens,
@@ -77,10 +88,49 @@ std::vector<uint8_t> random_assignment(const Program &program, uint32_t seed, ui
     return device;
 }
 
-std::unique_ptr<Backend> split_over(const std::vector<MakeDevice> &devices, std::vector<uint8_t> device) {
+std::unique_ptr<Backend> split_over(MakeDevice make, uint32_t devices, std::vector<uint8_t> device) {
     std::vector<std::unique_ptr<Backend>> backends;
-    for (const MakeDevice make : devices) backends.push_back(make());
-    return make_split_backend(std::move(backends), [device](const Program &) { return device; });
+    std::vector<std::string> names;
+    for (uint32_t i = 0; i < devices; ++i) {
+        backends.push_back(make(static_cast<int>(i)));
+        names.push_back("number " + std::to_string(i));
+    }
+    return make_split_backend(
+        std::move(backends), [device](const Program &) { return device; }, names);
+}
+
+// The first, second and last third of the steps.
+std::vector<uint8_t> in_three(const Program &program) {
+    std::vector<uint8_t> device(program.steps.size());
+    for (size_t i = 0; i < device.size(); ++i) device[i] = static_cast<uint8_t>(3 * i / device.size());
+    return device;
+}
+
+// While `armed`, cancels every batch that it gets.
+class CancellingBackend final : public ForwardingBackend {
+  public:
+    CancellingBackend(std::unique_ptr<Backend> device, std::atomic<bool> &armed, std::atomic<bool> &cancel)
+        : ForwardingBackend(std::move(device)), armed_(armed), cancel_(cancel) {}
+    bool execute(const Batch &batch, std::span<float> logits) override {
+        if (armed_) cancel_ = true;
+        return ForwardingBackend::execute(batch, logits);
+    }
+
+  private:
+    std::atomic<bool> &armed_, &cancel_;
+};
+
+// Bytes of the rows that cross devices in a batch of `tokens` tokens.
+uint64_t crossing_bytes(const Program &program, std::span<const uint8_t> device, uint32_t devices,
+                        uint64_t tokens) {
+    const SplitProgram split = split_program(program, device, devices);
+    uint64_t bytes = 0;
+    for (const SplitProgram::Stage &stage : split.stages)
+        for (const Slot slot : split.programs[stage.device].parts[static_cast<size_t>(stage.part)].in) {
+            const int64_t width = program.slots[static_cast<size_t>(slot)].width;
+            bytes += tokens * static_cast<uint64_t>(cuda::stride_of(width)) * sizeof(float);
+        }
+    return bytes;
 }
 
 // Logits of a draft tree after the first `past` tokens, which fill block 3 - past / 32 and those after
@@ -107,16 +157,15 @@ void check_splits(const Program &program, MakeDevice make, uint32_t seed, int ro
                   CacheType k = CacheType::F16, CacheType v = CacheType::F16, uint32_t devices = 2) {
     const std::vector<int32_t> tokens = random_tokens(kMaxTokens, seed);
     const CacheConfig cache{{kBlocks}, k, v};
-    const auto whole = make();
+    const auto whole = make(0);
     whole->load(program, cache, kMaxTokens);
     const std::vector<float> expected = run(*whole, program, tokens, tokens.size());
     const std::vector<float> guesses = run_branch(*whole, program, tokens, 37);
     for (int round = 0; round < rounds; ++round) {
         CAPTURE(seed);
         CAPTURE(round);
-        const auto backend =
-            split_over(std::vector<MakeDevice>(devices, make),
-                       random_assignment(program, seed * 100 + static_cast<uint32_t>(round), devices));
+        const auto backend = split_over(
+            make, devices, random_assignment(program, seed * 100 + static_cast<uint32_t>(round), devices));
         backend->load(program, cache, kMaxTokens);
         REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
         REQUIRE(same(run_branch(*backend, program, tokens, 37), guesses));
@@ -144,10 +193,12 @@ TEST_CASE("split program: on two CPUs, any assignment of the steps gives the bit
     }
 }
 
-TEST_CASE("split program: three and four devices give the bits of one") {
-    for (uint32_t seed = 31; seed <= 34; ++seed) {
-        const TinyProgram tiny({.layers = 3, .varied = seed > 32, .type = gguf::Type::Q8_0}, seed);
-        check_splits(tiny.program(), one_cpu, seed, 4, CacheType::F16, CacheType::F16, 3 + seed % 2);
+TEST_CASE("split program: one to eight CPUs give the bits of one") {
+    for (uint32_t devices = 1; devices <= 8; ++devices) {
+        CAPTURE(devices);
+        const uint32_t seed = 30 + devices;
+        const TinyProgram tiny({.layers = 3, .varied = devices > 2, .type = gguf::Type::Q8_0}, seed);
+        check_splits(tiny.program(), one_cpu, seed, 2, CacheType::F16, CacheType::F16, devices);
     }
 }
 
@@ -162,6 +213,7 @@ TEST_CASE("split program: CPUs with several threads and packed caches give the b
 }
 
 TEST_CASE("split program: on two GPUs, any assignment of the steps gives the bits of one") {
+    const Gpus gpus(2);
     const TinyProgram dense({.layers = 1, .head_norm = true, .bias = true, .type = gguf::Type::Q4_0}, 11);
     check_splits(dense.program(), gpu_device, 11, 1);
     const TinyProgram experts(
@@ -169,6 +221,100 @@ TEST_CASE("split program: on two GPUs, any assignment of the steps gives the bit
     check_splits(experts.program(), gpu_device, 12, 2);
     const TinyProgram packed({.layers = 1, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0}, 13);
     check_splits(packed.program(), gpu_device, 13, 1, CacheType::Q8_0, CacheType::Q4_0);
+}
+
+TEST_CASE("split program: three to eight GPUs give the bits of one, with and without copies between them") {
+    for (uint32_t devices = 3; devices <= 8; ++devices) {
+        CAPTURE(devices);
+        const Gpus gpus(static_cast<int>(devices));
+        simt::settings().peers = devices % 2 == 0;
+        const uint32_t seed = 40 + devices;
+        const TinyProgram tiny({.layers = 1, .type = devices > 5 ? gguf::Type::Q8_0 : gguf::Type::F32}, seed);
+        check_splits(tiny.program(), gpu_device, seed, 1, CacheType::F16, CacheType::F16, devices);
+    }
+}
+
+TEST_CASE("split program: GPUs copy what the next one reads, and nothing goes through the host") {
+    const TinyProgram tiny({.layers = 3, .type = gguf::Type::Q8_0}, 51);
+    const Program &program = tiny.program();
+    const std::vector<int32_t> tokens = random_tokens(5, 51);
+    std::vector<uint8_t> device = random_assignment(program, 52, 3);
+    for (const bool peers : {true, false}) {
+        CAPTURE(peers);
+        const Gpus gpus(3);
+        simt::settings().peers = peers;
+        const auto backend = split_over(gpu_device, 3, device);
+        backend->load(program, {{kBlocks}}, kMaxTokens);
+        run(*backend, program, tokens, tokens.size());
+        simt::take_host_traffic();
+        run(*backend, program, tokens, tokens.size());
+        const simt::HostTraffic traffic = simt::take_host_traffic();
+        const uint64_t crossing = crossing_bytes(program, device, 3, tokens.size());
+        const uint64_t logits = tokens.size() * static_cast<uint64_t>(program.vocab) * sizeof(float);
+        CHECK(crossing > 0);
+        CHECK(traffic.peer_bytes == (peers ? crossing : 0));
+        // Through the host, a slot that two devices read is copied there once.
+        if (peers) CHECK(traffic.bytes_to_host == logits);
+        if (!peers) CHECK(traffic.bytes_to_host > logits);
+    }
+}
+
+TEST_CASE(
+    "split program: a batch that is cancelled on the second of three devices leaves earlier cells intact") {
+    const Gpus gpus(3);
+    const TinyProgram tiny({.layers = 3, .type = gguf::Type::Q8_0}, 53);
+    const Program &program = tiny.program();
+    std::atomic<bool> cancel = false, armed = false;
+    std::vector<std::unique_ptr<Backend>> three;
+    for (int i = 0; i < 3; ++i) three.push_back(gpu_device(i));
+    three[1] = std::make_unique<CancellingBackend>(std::move(three[1]), armed, cancel);
+    const auto backend = make_split_backend(std::move(three), in_three);
+    backend->load(program, {{kBlocks}}, kMaxTokens);
+    const std::vector<int32_t> tokens = random_tokens(20, 53);
+    const std::vector<float> expected = run(*backend, program, tokens, 10);
+    run(*backend, program, std::span(tokens).first(10), 10);
+    std::vector<BlockId> table(kBlocks);
+    std::iota(table.rbegin(), table.rend(), 0);
+    const std::vector<int32_t> positions = {10, 11}, rows = {0};
+    const SequenceSpan span{0, 2, 10, {table}};
+    std::vector<float> logits(static_cast<size_t>(program.vocab));
+    armed = true;
+    CHECK(
+        !backend->execute({std::span(tokens).subspan(10, 2), positions, {&span, 1}, rows, &cancel}, logits));
+    CHECK(cancel);
+    armed = false;
+    const std::vector<float> tail = run(*backend, program, std::span(tokens).last(10), 10, 10);
+    CHECK(same(tail, {expected.end() - static_cast<std::ptrdiff_t>(tail.size()), expected.end()}));
+}
+
+TEST_CASE("split program: errors name the device that failed") {
+    const Gpus gpus(3);
+    const TinyProgram tiny({.layers = 3, .type = gguf::Type::Q8_0}, 54);
+    const Program &program = tiny.program();
+    const std::vector<uint8_t> device = in_three(program);
+    const auto error_of = [](auto f) -> std::string {
+        try {
+            f();
+        } catch (const BackendError &error) {
+            return error.what();
+        }
+        return "none";
+    };
+    simt::settings().device_without_memory = 1;
+    CHECK(error_of([&] {
+              split_over(gpu_device, 3, device)->load(program, {{kBlocks}}, kMaxTokens);
+          }).starts_with("number 1: emulated device: no memory for "));
+    simt::settings().device_without_memory = -1;
+    simt::settings().memory_of = {size_t{1} << 30, size_t{1} << 30, 1000};
+    CHECK(error_of([&] {
+              split_over(gpu_device, 3, device)->load(program, {{kBlocks}}, kMaxTokens);
+          }).starts_with("number 2: the GPU has 1 MiB free, but "));
+    simt::settings().memory_of.clear();
+    // Nothing of the failed attempts remains, and the next one works.
+    const auto backend = split_over(gpu_device, 3, device);
+    backend->load(program, {{kBlocks}}, kMaxTokens);
+    CHECK(run(*backend, program, random_tokens(3, 55), 3).size() == 3 * static_cast<size_t>(program.vocab));
+    CHECK(backend->info().name == "3 x emulated device");
 }
 
 TEST_CASE("split program: a partition has what its steps need, and nothing else") {
@@ -196,6 +342,41 @@ TEST_CASE("split program: a partition has what its steps need, and nothing else"
     const SplitProgram none = split_program(program, std::vector<uint8_t>(program.steps.size(), 0), 2);
     CHECK(none.programs[1].steps.empty());
     CHECK(none.stages.size() == 1);
+}
+
+TEST_CASE("split program: a program in two parts gives the slot between them, and the same logits") {
+    for (uint32_t seed = 61; seed <= 66; ++seed) {
+        CAPTURE(seed);
+        const uint32_t devices = seed - 59;
+        const Gpus gpus(static_cast<int>(devices));
+        const TinyProgram tiny({.layers = 2, .type = gguf::Type::Q8_0}, seed);
+        Program program = tiny.program();
+        const std::vector<uint8_t> device = random_assignment(program, seed, devices);
+        const Slot hidden = std::get<Logits>(program.steps.back()).in;
+        const int64_t width = program.slots[static_cast<size_t>(hidden)].width;
+        program.parts = {{program.steps.size() - 1, {}, {hidden}}, {program.steps.size(), {}, {}}};
+        const MakeDevice make = seed % 2 ? gpu_device : one_cpu;
+        std::vector<float> logits[2], states[2];
+        for (const bool split : {false, true}) {
+            const auto backend = split ? split_over(make, devices, device) : make(0);
+            backend->load(program, {{kBlocks}}, kMaxTokens);
+            const std::vector<int32_t> tokens = random_tokens(6, seed), positions = {0, 1, 2, 3, 4, 5},
+                                       rows = {5};
+            const std::vector<BlockId> table = {0};
+            const SequenceSpan span{0, 6, 0, {table}};
+            Batch batch{tokens, positions, {&span, 1}, rows};
+            REQUIRE(backend->execute(batch, {}));
+            const SlotRows rows_of = backend->exchange(hidden);
+            for (int64_t t = 0; t < 6; ++t)
+                states[split].insert(states[split].end(), rows_of.data + t * rows_of.stride,
+                                     rows_of.data + t * rows_of.stride + width);
+            logits[split].resize(static_cast<size_t>(program.vocab));
+            batch.part = 1;
+            REQUIRE(backend->execute(batch, logits[split]));
+        }
+        CHECK(same(states[0], states[1]));
+        CHECK(same(logits[0], logits[1]));
+    }
 }
 
 TEST_CASE("split program: attention that reads another layer's keys runs where they are") {

@@ -86,22 +86,29 @@ void Allocation::name_region(size_t offset, size_t bytes, const char *called, ke
 }
 
 void *Memory::allocate(size_t bytes, const std::string &name, bool host, int device) {
-    if (!host && (bytes > settings().memory || allocated_ > settings().memory - bytes))
+    const size_t most = host ? 0 : settings().memory_at(device);
+    if (!host &&
+        (device == settings().device_without_memory || bytes > most || allocated(device) > most - bytes))
         throw kernels::BackendError(kernels::BackendError::Kind::OutOfMemory,
                                     "emulated device: no memory for " + name);
     auto allocation = std::make_unique<Allocation>(bytes, name, host, device);
     std::byte *begin = allocation->begin();
-    if (!host) allocated_ += bytes;
+    if (!host) allocated_ += bytes, of_device_[device] += bytes;
     peak_ = std::max(peak_, allocated_);
     allocations_.emplace(reinterpret_cast<uintptr_t>(begin), std::move(allocation));
     return begin;
+}
+
+size_t Memory::allocated(int device) const {
+    const auto found = of_device_.find(device);
+    return found == of_device_.end() ? 0 : found->second;
 }
 
 void Memory::free(void *p) {
     const auto it = allocations_.find(reinterpret_cast<uintptr_t>(p));
     if (it == allocations_.end()) return;
     if (it->second.get() == last_) last_ = nullptr;
-    if (!it->second->host) allocated_ -= it->second->size();
+    if (const Allocation &a = *it->second; !a.host) allocated_ -= a.size(), of_device_[a.device] -= a.size();
     allocations_.erase(it);
 }
 
@@ -147,8 +154,10 @@ void Memory::expect_written(const void *p, size_t bytes, const char *what) {
                         allocation.name + " was never written");
 }
 
-void Memory::copy_marks(void *to, const void *from, size_t bytes) {
+void Memory::copy_marks(void *to, const void *from, size_t bytes, int from_device) {
+    const int own = from_device == kNone ? kNone : work_on(from_device);
     Allocation &source = range(from, bytes, "a copy on the device");
+    if (from_device != kNone) work_on(own);
     Allocation &target = range(to, bytes, "a copy on the device");
     std::memmove(target.written + (static_cast<std::byte *>(to) - target.begin()),
                  source.written + (static_cast<const std::byte *>(from) - source.begin()), bytes);

@@ -106,28 +106,30 @@ class Allocation {
 // All allocations of all devices.
 class Memory {
   public:
+    static constexpr int kNone = -1;
     void *allocate(size_t bytes, const std::string &name, bool host, int device);
     void free(void *p);
     Allocation *find(const void *p);  // that claims p; null: no device memory
     std::vector<Allocation *> all() const;
-    size_t allocated() const { return allocated_; }
+    size_t allocated(int device) const;
     size_t take_peak() { return std::exchange(peak_, allocated_); }  // since the last call
     // For the host's copies and fills: throws a Violation unless [p, p + bytes) is inside one allocation.
     Allocation &range(const void *p, size_t bytes, const char *what);
     void mark_written(const void *p, size_t bytes);
     void expect_written(const void *p, size_t bytes, const char *what);
     // Bytes that were never written may be copied; their copies then count as never written.
-    void copy_marks(void *to, const void *from, size_t bytes);
+    // from_device: whose memory `from` is; kNone: that of the device whose work runs now.
+    void copy_marks(void *to, const void *from, size_t bytes, int from_device = kNone);
     std::map<std::string, Traffic> take_traffic();
     // Sets the device whose work runs now; returns the previous one. kNone: operations that name no device.
-    static constexpr int kNone = -1;
     int work_on(int device) { return std::exchange(device_, device); }
     bool is_foreign(const Allocation &a) const { return device_ != kNone && !a.host && a.device != device_; }
 
   private:
     std::map<uintptr_t, std::unique_ptr<Allocation>> allocations_;
     Allocation *last_ = nullptr;
-    size_t allocated_ = 0, peak_ = 0;
+    std::map<int, size_t> of_device_;  // bytes allocated
+    size_t allocated_ = 0, peak_ = 0;  // of all devices
     int device_ = kNone;
 };
 

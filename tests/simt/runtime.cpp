@@ -78,7 +78,8 @@ using simt::memory;
 Devices find_devices() noexcept {
     Devices devices{true, {}, simt::settings().why_none};
     for (int i = 0; i < simt::settings().devices; ++i)
-        devices.found.push_back({"emulated device", "cuda", simt::settings().memory, 0});
+        devices.found.push_back(
+            {"emulated device", "cuda", simt::settings().memory_at(i), 0, properties(i).bandwidth});
     return devices;
 }
 
@@ -95,11 +96,16 @@ static void expect_alive(const char *what) {
                            std::string("CUDA: ") + what + ": unspecified launch failure");
 }
 
-DeviceProperties properties(int) {
-    return {"emulated device",       simt::settings().major,
-            simt::settings().minor,  simt::settings().multiprocessors,
-            simt::settings().memory, simt::settings().shared_per_block,
-            size_t{32} << 20};
+DeviceProperties properties(int device) {
+    const simt::Settings &now = simt::settings();
+    return {"emulated device",
+            now.major,
+            now.minor,
+            now.multiprocessors,
+            now.memory_at(device),
+            now.shared_per_block,
+            size_t{32} << 20,
+            now.bandwidth_of.empty() ? 0 : now.bandwidth_of.at(static_cast<size_t>(device))};
 }
 
 std::string compile_note(int) {
@@ -119,8 +125,16 @@ void use_device(int device) {
 
 size_t free_memory(int device) {
     use_device(device);
-    const size_t taken = memory().allocated() + (device == 0 ? simt::settings().first_busy : 0);
-    return simt::settings().memory - std::min(taken, simt::settings().memory);
+    const size_t all = simt::settings().memory_at(device);
+    const size_t taken = memory().allocated(device) + (device == 0 ? simt::settings().first_busy : 0);
+    return all - std::min(taken, all);
+}
+
+bool can_copy_directly(int device, int from) {
+    if (device == from) return true;
+    if (!simt::settings().peers) return false;
+    use_device(device);
+    return true;
 }
 
 // --- recording -------------------------------------------------------------------------------------------
@@ -337,6 +351,18 @@ void Stream::copy_to_host(void *host, const void *device, size_t bytes) {
 void Stream::copy_on_device(void *to, const void *from, size_t bytes) {
     get().add([=] {
         memory().copy_marks(to, from, bytes);
+        std::memmove(to, from, bytes);
+    });
+}
+
+void Stream::copy_from_device(void *to, int to_device, const void *from, int from_device, size_t bytes) {
+    expect_alive("copying between devices");
+    if (to_device != get().queue->device)
+        throw simt::Violation("a copy between devices to another device's memory");
+    get().add([=] {
+        ++simt::host_traffic().peer_copies;
+        simt::host_traffic().peer_bytes += bytes;
+        memory().copy_marks(to, from, bytes, from_device);
         std::memmove(to, from, bytes);
     });
 }

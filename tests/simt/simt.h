@@ -42,11 +42,18 @@ struct Settings {
     int multiprocessors = 3;  // in DeviceProperties
     int resident_blocks = 2;  // of every kernel per multiprocessor
     size_t shared_per_block = 99 << 10;
-    size_t memory = size_t{1} << 30;  // bytes that can be allocated
-    int major = 9, minor = 0;         // compute capability; 7.5 changes run_for_device() and cp_async16()
+    size_t memory = size_t{1} << 30;   // bytes that can be allocated on each device
+    std::vector<size_t> memory_of;     // by device, in place of `memory`; empty: all have that
+    std::vector<double> bandwidth_of;  // by device: of its memory; empty: unknown
+    bool peers = true;                 // devices can copy from each other
+    int device_without_memory = -1;    // its allocations fail, whatever it reports as free
+    int major = 9, minor = 0;          // compute capability; 7.5 changes run_for_device() and cp_async16()
     // The architecture of the kernels' code, as 10 * major + minor: 80 on a device of sm_90 is PTX compiled
     // by its driver. 0: the device's own.
     int code = 0;
+    size_t memory_at(int device) const {
+        return memory_of.empty() ? memory : memory_of.at(static_cast<size_t>(device));
+    }
     bool is_turing() const { return major < 8; }
     bool has_wait() const { return major >= 9 && (code == 0 || code >= 90); }  // grid_dep_wait()
     // The device is lost at call number fail_at of those functions of runtime.h that give it work or wait for
@@ -84,6 +91,8 @@ struct HostTraffic {
     int64_t to_device = 0, to_host = 0;               // copies
     uint64_t bytes_to_device = 0, bytes_to_host = 0;  // of those
     int64_t waits = 0;                                // of the host, for a stream
+    int64_t peer_copies = 0;                          // between devices
+    uint64_t peer_bytes = 0;
 };
 // Since the last call.
 HostTraffic take_host_traffic();

@@ -23,7 +23,6 @@ constexpr std::string_view kLookup =
 constexpr std::string_view kLog = "use --stats, --stats-file FILE, or -q for errors only";
 constexpr std::string_view kInteractive = "runnel chat MODEL is a conversation";
 constexpr std::string_view kPlacement = "use -ngl N, --cpu-moe or --n-cpu-moe N";
-constexpr std::string_view kOneGpu = "one GPU and the CPU share a model: --device cuda:N";
 constexpr std::string_view kImatrix = "use runnel imatrix";
 constexpr std::string_view kSliding = "layers with a sliding window cache only the window";
 constexpr std::string_view kSharing = "prompts with a common prefix share the cache; --cache-size limits it";
@@ -106,8 +105,6 @@ constexpr Foreign kForeign[] = {
     {"--poll-batch-draft --spec-draft-poll-batch --cpu-strict-draft --spec-draft-cpu-strict", "*", Nothing,
      kThreads},
     {"--cpu-strict-batch-draft --spec-draft-cpu-strict-batch", "*", Nothing, kThreads},
-    {"-sm --split-mode", "*", Missing, kOneGpu, "none layer"},
-    {"-ts --tensor-split", "*", Missing, kOneGpu},
     {"--rpc", "*", Missing, "models run on this machine only"},
     {"--log-colors", kOnOff, Nothing, kLog},
     {"--log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-jsonl --no-log-jsonl", "",

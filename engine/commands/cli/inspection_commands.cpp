@@ -1,5 +1,8 @@
 // The options of the commands that examine files and machines.
+#include <algorithm>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
@@ -7,6 +10,45 @@
 #include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
+namespace {
+
+// "4x80G@3350,24G": sizes, each with the number of devices before it and GB/s behind it, if given.
+std::vector<measure::PlannedDevice> devices_in(const std::string &text) {
+    constexpr size_t kMostDevices = 64;
+    const ValueError bad("devices as 4x80G, 24G,24G,16G or, with GB/s, 4x80G@3350; at most 64");
+    std::vector<measure::PlannedDevice> devices;
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        std::string one = text.substr(at, end - at);
+        at = end + 1;
+        size_t count = 1;
+        if (const size_t times = one.find('x'); times != std::string::npos) {
+            count = static_cast<size_t>(
+                number_in(whole_numbers(1, static_cast<int64_t>(kMostDevices)), one.substr(0, times)));
+            one.erase(0, times + 1);
+        }
+        measure::PlannedDevice device;
+        if (const size_t sign = one.find('@'); sign != std::string::npos) {
+            device.bandwidth = 1e9 * number_in(NumberRange{1, 1e6, false, false}, one.substr(sign + 1));
+            one.resize(sign);
+        }
+        device.memory = byte_size(one, int64_t{1} << 50);
+        if (device.memory == 0 || devices.size() + count > kMostDevices) throw bad;
+        devices.insert(devices.end(), count, device);
+    }
+    return devices;
+}
+
+measure::Link link_in(const std::string &text) {
+    std::vector<std::string> names;
+    for (const measure::Link &link : measure::kLinks) {
+        if (link.name == text) return link;
+        names.emplace_back(link.name);
+    }
+    throw ValueError(listed(names));
+}
+
+}  // namespace
 
 Command perplexity_command() {
     Command command{.name = "perplexity",
@@ -66,6 +108,7 @@ Command inspect_command() {
                     .description = "What a model file holds, and the memory it needs.",
                     .examples = {"inspect model.gguf", "inspect model.gguf --tensors -c 32k",
                                  "inspect --supported", "inspect model.gguf --plan --memory 80G -c 8k",
+                                 "inspect model.gguf --plan --devices 4x80G@3350 --link nvlink",
                                  "inspect --plan --shape layers=8,width=512,heads=8,ff=1376,vocab=8192"}};
     auto o = std::make_shared<InspectOptions>();
     OptionTable &table = command.options;
@@ -99,6 +142,17 @@ Command inspect_command() {
               "head-dim, window, window-layers, latent, tied")
         .takes("NAME=N,...")
         .rare();
+    table
+        .add("--devices", "NxSIZE[@GB/s],...",
+             "with --plan: which layers and context fit on these devices, such as 4x80G or 24G,24G,16G; with "
+             "the bandwidth of their memory, as in 4x80G@3350, a predicted speed",
+             [plan](const std::string &text) { plan->devices = devices_in(text); })
+        .rare();
+    table
+        .add("--link", "NAME", "with --devices: what joins them: pcie4, pcie5, nvlink, 100g or 400g",
+             [plan](const std::string &text) { plan->link = link_in(text); })
+        .by_default(measure::kLinks[0].name)
+        .rare();
     table.text("--plot", plan->plot, "with --plan: write the plot to this SVG file").takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
@@ -107,8 +161,8 @@ Command inspect_command() {
         o->path = words.model;
         confine({{o->path, *other}, {plan->plot}}, "auto");
         if (plan->plan) return inspect_plan(*o, *plan, io);
-        if (plan->memory > 0 || !plan->shape.empty() || !plan->plot.empty())
-            throw UsageError("--memory, --shape and --plot need --plan");
+        if (plan->memory > 0 || !plan->shape.empty() || !plan->plot.empty() || !plan->devices.empty())
+            throw UsageError("--memory, --shape, --devices and --plot need --plan");
         if (!other->empty()) return inspect_difference(o->path, *other, o->json, io);
         return inspect(*o, io);
     };

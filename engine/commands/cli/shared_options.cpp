@@ -1,5 +1,6 @@
 #include "engine/commands/cli/shared_options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <iterator>
@@ -33,12 +34,33 @@ decode::SamplerOrder samplers_in(const std::string &text) {
     }
 }
 
-// Also accepts llama.cpp's "none" and "CUDA0".
+// Also accepts llama.cpp's "none" and "CUDA0,CUDA1".
 std::string device_in(std::string text) {
     if (text == "none") text = "cpu";
-    if (text.starts_with("CUDA")) text = text.size() == 4 ? "cuda" : "cuda:" + text.substr(4);
-    if (!decode::is_device_name(text)) throw ValueError("auto, cpu, cuda or cuda:N");
+    for (size_t at = 0; (at = text.find("CUDA")) != std::string::npos;)
+        text.replace(at, 4, at + 4 < text.size() && text[at + 4] != ',' ? "cuda:" : "cuda");
+    if (!decode::is_device_name(text))
+        throw ValueError("auto, cpu, cuda, cuda:N, or several GPUs: cuda:0,cuda:1");
     return text;
+}
+
+// "3,1" or, as in llama.cpp, "3/1".
+std::vector<double> shares_in(const std::string &text) {
+    constexpr double kMost = 1e9;
+    constexpr size_t kMostShares = 128;
+    const char *const expected = "the GPUs' shares of the layers, such as 3,1";
+    std::vector<double> shares;
+    for (const char *at = text.data(), *const end = at + text.size();; ++at) {
+        double share = 0;
+        const auto [rest, error] = std::from_chars(at, end, share);
+        if (error != std::errc() || !(share >= 0 && share <= kMost)) throw ValueError(expected);
+        shares.push_back(share);
+        at = rest;
+        if (at == end) break;
+        if ((*at != ',' && *at != '/') || shares.size() == kMostShares) throw ValueError(expected);
+    }
+    if (std::ranges::all_of(shares, [](double share) { return share == 0; })) throw ValueError(expected);
+    return shares;
 }
 
 std::string layers_in(const std::string &text) {
@@ -120,12 +142,26 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
         .rare();
     table.in_group(Group::Device);
     table.number("-t,--threads", o.threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");
-    add_device_option(table, "-dev,--device", o.device, "device to run on: auto, cpu, cuda or cuda:N");
+    add_device_option(table, "-dev,--device", o.device,
+                      "device to run on: auto, cpu, cuda, cuda:N, or a list of GPUs: cuda:0,cuda:1");
     table
         .add("-ngl,--gpu-layers,--n-gpu-layers", "N",
              "layers on the GPU, from the last on; the output counts as one; auto, all, or 0 for none",
              [&o](const std::string &text) { o.gpu_layers = layers_in(text); })
         .by_default(o.gpu_layers);
+    table
+        .choice(
+            "--split,-sm,--split-mode", o.split,
+            {{"layer", decode::Split::Layer}, {"none", decode::Split::None}},
+            "several GPUs: layer (each GPU runs some of the layers, if one cannot hold all), none (one GPU)")
+        .takes("HOW")
+        .rare();
+    table
+        .add(
+            "--tensor-split,-ts", "SHARES",
+            "shares of the layers, by GPU: 3,1; otherwise the fastest GPU gets as many as fit, then the next",
+            [&o](const std::string &text) { o.tensor_split = shares_in(text); })
+        .rare();
     table.flag("-cmoe,--cpu-moe", o.cpu_moe, "experts stay on the CPU").rare();
     table
         .number("-ncmoe,--n-cpu-moe", o.cpu_moe_layers, whole_numbers(0, kMostLayers),

@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -87,6 +89,13 @@ size_t shared_per_block(int device) {
     return static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
+// Of the device's memory, which transfers two words of the bus's width per clock.
+double peak_bandwidth(int device) {
+    const double clock = 1e3 * attribute(cudaDevAttrMemoryClockRate, device);  // given in kHz
+    const double bits = attribute(cudaDevAttrGlobalMemoryBusWidth, device);
+    return 2 * clock * bits / 8;
+}
+
 Devices none(Absence absence, const std::string &why) {
     return {true, {}, why, absence};
 }
@@ -112,7 +121,7 @@ DeviceInfo describe(int device) {
         const DeviceProperties p = properties(device);
         return {p.name + " (sm_" + std::to_string(p.major) + std::to_string(p.minor) + ", " +
                     std::to_string(p.multiprocessors) + " multiprocessors)",
-                "cuda", p.memory_total, 0};
+                "cuda", p.memory_total, 0, p.bandwidth};
     } catch (const BackendError &e) {  // the other devices may work
         return {e.what(), "cuda", 0, 0};
     }
@@ -148,7 +157,8 @@ DeviceProperties properties(int device) {
             p.multiProcessorCount,
             p.totalGlobalMem,
             shared_per_block(device),
-            static_cast<size_t>(p.l2CacheSize)};
+            static_cast<size_t>(p.l2CacheSize),
+            peak_bandwidth(device)};
 }
 
 std::string compile_note(int device) {
@@ -165,6 +175,46 @@ size_t free_memory(int device) {
 
 void use_device(int device) {
     check(cudaSetDevice(device), "selecting the device");
+}
+
+// Copies a pattern from one device to the other; false if it arrives damaged.
+static bool copy_arrives(int device, int from) {
+    std::vector<uint32_t> sent(size_t{1} << 18), arrived(sent.size());
+    for (size_t i = 0; i < sent.size(); ++i) sent[i] = static_cast<uint32_t>(i) * 2654435761u + 1;
+    const size_t bytes = sent.size() * sizeof(uint32_t);
+    const char *const what = "checking copies between GPUs";
+    use_device(from);
+    const DeviceMemory source(bytes, what);
+    check(cudaMemcpy(source.data(), sent.data(), bytes, cudaMemcpyHostToDevice), what);
+    use_device(device);
+    const DeviceMemory target(bytes, what);
+    check(cudaMemset(target.data(), 0, bytes), what);
+    check(cudaMemcpyPeer(target.data(), device, source.data(), from, bytes), what);
+    check(cudaMemcpy(arrived.data(), target.data(), bytes, cudaMemcpyDeviceToHost), what);
+    return sent == arrived;
+}
+
+bool can_copy_directly(int device, int from) {
+    if (device == from) return true;
+    static std::mutex lock;
+    static std::map<std::pair<int, int>, bool> known;
+    const std::lock_guard hold(lock);
+    if (const auto found = known.find({device, from}); found != known.end()) return found->second;
+    int possible = 0;
+    check(cudaDeviceCanAccessPeer(&possible, device, from), "querying copies between GPUs");
+    bool works = false;
+    if (possible != 0) {
+        use_device(device);
+        const cudaError_t error = cudaDeviceEnablePeerAccess(from, 0);
+        works = error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
+        if (error != cudaSuccess) cudaGetLastError();  // clears it
+        if (works && !copy_arrives(device, from)) {
+            works = false;
+            use_device(device);
+            cudaDeviceDisablePeerAccess(from);
+        }
+    }
+    return known[{device, from}] = works;
 }
 
 // --- memory ----------------------------------------------------------------------------------------------
@@ -285,6 +335,11 @@ void Stream::copy_to_host(void *host, const void *device, size_t bytes) {
 
 void Stream::copy_on_device(void *to, const void *from, size_t bytes) {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, get().stream), "copying on the device");
+}
+
+void Stream::copy_from_device(void *to, int to_device, const void *from, int from_device, size_t bytes) {
+    check(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, get().stream),
+          "copying between devices");
 }
 
 void Stream::fill(void *device, int byte, size_t bytes) {

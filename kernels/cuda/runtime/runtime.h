@@ -28,6 +28,7 @@ struct DeviceProperties {
     size_t memory_total = 0;
     size_t shared_per_block = 0;  // bytes, the most a kernel may use
     size_t l2_bytes = 0;
+    double bandwidth = 0;  // peak bytes per second of its memory; 0: unknown
     // sm_75: some kernels have a separate version (run_for_device() in device.h).
     bool is_turing() const { return major < 8; }
 };
@@ -36,6 +37,10 @@ DeviceProperties properties(int device);
 
 // Makes `device` the current device of this thread. Every thread that uses the device must call it.
 void use_device(int device);
+
+// Whether `device` can copy from the memory of `from` directly (PCIe peer-to-peer or NVLink). The first call for a
+// pair enables it and checks it with a copy of 1 MiB: some machines announce direct copies that arrive damaged.
+bool can_copy_directly(int device, int from);
 
 // --- memory ----------------------------------------------------------------------------------------------
 
@@ -137,6 +142,8 @@ class Stream {
     void copy_to_device(void *device, const void *host, size_t bytes);  // asynchronous only if host is pinned
     void copy_to_host(void *host, const void *device, size_t bytes);    // likewise
     void copy_on_device(void *to, const void *from, size_t bytes);
+    // From the memory of device `from_device` to that of the stream's device, `to_device`.
+    void copy_from_device(void *to, int to_device, const void *from, int from_device, size_t bytes);
     void fill(void *device, int byte, size_t bytes);
     void record(Event &event);
     void wait_for(const Event &event);  // later work waits, the host does not

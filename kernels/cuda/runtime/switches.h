@@ -17,6 +17,7 @@ struct Switches {
     bool graphs = true;    // recorded and replayed launches
     bool prefetch = true;  // of cache pages into L2 (attention over wide heads)
     bool carveout = true;  // one division of L1 and shared memory for all kernels; off: the driver chooses
+    bool peer = true;      // copies from GPU to GPU; off: through host memory
     bool trigger = true;   // the next launch may start early; off: only when the blocks are done
     bool operator==(const Switches &) const = default;
 };
@@ -37,12 +38,14 @@ inline Switches switches_without(std::string_view names) {
             result.prefetch = false;
         else if (name == "carveout")
             result.carveout = false;
+        else if (name == "peer")
+            result.peer = false;
         else if (name == "trigger")
             result.trigger = false;
         else
             throw BackendError(BackendError::Kind::Failed,
                                std::string(kSwitchesVariable) + ": there is no '" + std::string(name) +
-                                   "' (choose from pdl, graphs, prefetch, carveout, trigger)");
+                                   "' (choose from pdl, graphs, prefetch, carveout, peer, trigger)");
     }
     return result;
 }

@@ -194,3 +194,44 @@ TEST_CASE("inspect --plan: a file or a bare shape gives sizes, formulas and a pl
     CHECK(runnel_with({"inspect", model, "--memory", "80G"}).code == 2);
     CHECK(runnel_with({"inspect", model, "--plan", "--plot", "plan.png"}).code == 2);
 }
+
+TEST_CASE("inspect --plan --devices: layers, context and a speed that is called a prediction") {
+    if (absent()) return;
+    const std::vector<std::string> shape = {"inspect", "--plan", "--shape",
+                                            "layers=80,width=8192,heads=64,kv-heads=8,ff=28672,vocab=128256"};
+    const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), shape.begin(), shape.end());
+        return runnel_with(more);
+    };
+    const Result text = with({"--devices", "4x80G@3350", "--link", "nvlink"});
+    CAPTURE(text.err);
+    REQUIRE(text.code == 0);
+    for (const char *part : {"layers on 4 x 80.0 GiB (3350 GB/s)", "3 x 20 + 21", "predicted, not measured",
+                             "an assumed link, nvlink: 450.0 GB/s, 20 microseconds"})
+        CHECK(text.out.find(part) != std::string::npos);
+    const Result plain = with({"--devices", "24G,24G,16G"});
+    CHECK(plain.out.find("do not fit)") != std::string::npos);
+    CHECK(plain.out.find("not measured") == std::string::npos);
+    const Result got = with({"--devices", "2x24G@1000,16G@500", "--json", "-c", "16k"});
+    REQUIRE(got.code == 0);
+    const json split = json::parse(got.out)["split"];
+    CHECK(split["devices"].size() == 3);
+    CHECK(split["devices"][2]["bandwidth"] == 5e11);
+    CHECK(split["link"]["name"] == "pcie4");
+    CHECK(split["predicted_at"] == 16384);
+    CHECK(split["plans"].size() == 9);
+    for (const json &plan : split["plans"]) {
+        int layers = plan["layers_that_do_not_fit"];
+        for (const int on_device : plan["layers"]) layers += on_device;
+        CHECK(layers == 81);
+        CHECK(plan["predicted_tokens_per_second"].is_null() == (plan["layers_that_do_not_fit"] > 0));
+        CHECK((plan["context_that_fits"] >= 16384) == (plan["layers_that_do_not_fit"] == 0));
+    }
+    const std::string model = tiny().path.string();
+    CHECK(runnel_with({"inspect", model, "--plan", "--devices", "1G,2G"}).code == 0);
+    CHECK(runnel_with({"inspect", model, "--devices", "1G"}).code == 2);
+    for (const char *bad :
+         {"", "4x", "x80G", "0x80G", "80G,", "65x1G", "80G@", "80G@0", "0G", "4x80Q", "1x1G@-1"})
+        CHECK(with({"--devices", bad}).code == 2);
+    CHECK(with({"--devices", "4x80G", "--link", "isdn"}).code == 2);
+}

@@ -80,12 +80,37 @@ TEST_CASE("--mtp: layers on the GPU and the CPU are a usage error, and auto draf
         return run_here(options);
     };
     CHECK(with(Mtp::On, "1").error ==
-          "--mtp: the next-token-prediction block needs all layers on one device (now: 1 of 3 layers on the "
+          "--mtp: the next-token-prediction block needs all layers on GPUs or all on the CPU (now: 1 of 3 "
+          "layers on the "
           "GPU, the others on the CPU): add --device cpu");
     const Outcome automatic = with(Mtp::Auto, "1");
     CHECK(answer_of(automatic) == answer_of(with(Mtp::Off, "1")));
     CHECK_FALSE(drafted(automatic));
     CHECK(drafted(with(Mtp::On, "all")));
+}
+
+TEST_CASE("--mtp: on several GPUs the text is that of one, with and without drafts") {
+    Emulated emulated;
+    emulated->devices = 3;
+    for (const char *arch : {"glm4moe", "qwen35"}) {
+        CAPTURE(arch);
+        const DraftModel model(arch);
+        (void)model.write();
+        for (const bool peers : {true, false}) {
+            CAPTURE(peers);
+            emulated->peers = peers;
+            const auto with = [&](Mtp mtp, std::vector<double> shares) {
+                RunOptions options = options_for(model, mtp);
+                if (shares.empty()) options.model.device = "cuda:0";
+                options.model.tensor_split = std::move(shares);
+                return run_here(options);
+            };
+            const Outcome one = with(Mtp::Off, {}), drafts = with(Mtp::On, {1, 1, 1});
+            CHECK(answer_of(with(Mtp::Off, {1, 1, 1})) == answer_of(one));
+            CHECK(answer_of(drafts) == answer_of(one));
+            CHECK(drafted(drafts));
+        }
+    }
 }
 
 TEST_CASE("--mtp: a GPU without memory for the block is reported, and auto goes on without drafts") {

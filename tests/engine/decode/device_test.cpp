@@ -54,20 +54,29 @@ kernels::Devices toys(const std::vector<std::pair<size_t, ToyGpu::Free>> &memory
 const kernels::Devices kNone = toys({});
 const kernels::Devices kTwo = toys({{100, [] { return size_t{10}; }}, {100, [] { return size_t{90}; }}});
 
-// The name of the chosen device; "" for the CPU.
+// The names of the chosen GPUs, in order; "" for the CPU.
 std::string name_of(const decode::DeviceChoice &choice) {
-    REQUIRE(choice.gpus.size() < 2);
-    return choice.gpus.empty() ? "" : choice.gpus.front()->name();
+    std::string names;
+    for (const kernels::DevicePtr &gpu : choice.gpus) names += (names.empty() ? "" : " ") + gpu->name();
+    return names;
 }
 decode::DeviceChoice choose_of_two(const DeviceRequest &request) {
     return choose_device(request, kTwo);
+}
+DeviceRequest one_gpu(const std::string &device, std::optional<int64_t> gpu_layers = {}) {
+    return {device, {gpu_layers, {}}, decode::Split::None};
+}
+DeviceRequest shares(const std::string &device, std::vector<double> of_gpus) {
+    return {device, {{}, {}, std::move(of_gpus)}};
 }
 
 }  // namespace
 
 TEST_CASE("device: valid and invalid device names are distinguished") {
-    for (const char *name : {"auto", "cpu", "cuda", "cuda:0", "cuda:12"}) CHECK(decode::is_device_name(name));
-    for (const char *name : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1 "})
+    for (const char *name : {"auto", "cpu", "cuda", "cuda:0", "cuda:12", "cuda:1,cuda:0"})
+        CHECK(decode::is_device_name(name));
+    for (const char *name : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1 ", "cuda:0,", ",cuda:0",
+                             "cuda:0,cpu", "cuda,cuda:1", "auto,cuda:1", "cuda:1,cuda:1"})
         CHECK(!decode::is_device_name(name));
 }
 
@@ -76,13 +85,13 @@ TEST_CASE("device: auto selects a GPU if there is one, otherwise the CPU") {
     CHECK(choose_device({"auto", {}}, kNone).note.empty());
     CHECK(choose_device({"auto", {99, {}}}, kNone).note ==
           "no NVIDIA driver was found: everything runs on the CPU");
-    CHECK(name_of(choose_of_two({"auto", {}})) == "cuda:1");
+    CHECK(name_of(choose_of_two(one_gpu("auto"))) == "cuda:1");
     CHECK(!choose_of_two({"auto", {}}).required);
     CHECK(name_of(choose_of_two({"cuda:0", {}})) == "cuda:0");
     CHECK(choose_of_two({"cuda", {32, {}}}).required);
     CHECK(name_of(choose_of_two({"cpu", {}})).empty());
     CHECK(name_of(choose_of_two({"auto", {0, {}}})).empty());
-    CHECK(name_of(choose_of_two({"auto", {12, {}}})) == "cuda:1");
+    CHECK(name_of(choose_of_two(one_gpu("auto", 12))) == "cuda:1");
 }
 
 TEST_CASE(
@@ -100,7 +109,7 @@ TEST_CASE(
                 return static_cast<size_t>(bytes);
             });
         }
-        return name_of(choose_device({device, {}}, toys(gpus)));
+        return name_of(choose_device(one_gpu(device), toys(gpus)));
     };
     CHECK(choice({500, 990, 990, 990}) == "cuda:1");
     CHECK(asked == std::vector<size_t>{1});
@@ -123,10 +132,12 @@ TEST_CASE("device: looking for GPUs opens none, and one that cannot be opened do
     const kernels::Devices found = kernels::devices();
     CHECK(found.gpus.size() == 8);
     CHECK(simt::settings().opened.empty());
-    CHECK(name_of(choose_device({"auto", {}}, found)) == "cuda:0");
+    CHECK(choose_device({"auto", {}}, found).gpus.size() == 8);
+    CHECK(simt::settings().opened.empty());
+    CHECK(name_of(choose_device(one_gpu("auto"), found)) == "cuda:0");
     CHECK(simt::settings().opened == std::set<int>{0});
     simt::settings().broken_device = 0;
-    CHECK(name_of(choose_device({"auto", {}}, found)) == "cuda:1");
+    CHECK(name_of(choose_device(one_gpu("auto"), found)) == "cuda:1");
     simt::settings().devices = 1;
     const testing::TemporaryModel model(testing::ModelShape{});
     decode::EngineOptions options{.model = model.path, .threads = 1, .context = 64, .batch = 32};
@@ -143,6 +154,40 @@ TEST_CASE("device: a GPU that is named but missing is an error") {
                          kernels::BackendError);
     CHECK_THROWS_WITH_AS(choose_of_two({"cuda:2", {}}),
                          "--device cuda:2: there are only 2 GPUs (--device cpu needs no GPU)",
+                         kernels::BackendError);
+}
+
+TEST_CASE(
+    "device: several GPUs come in order of their memory's speed, then its size; a list keeps its order") {
+    struct Reset {
+        ~Reset() { simt::settings() = {}; }
+    } reset;
+    constexpr size_t kGiB = size_t{1} << 30;
+    simt::settings().devices = 4;
+    simt::settings().memory_of = {8 * kGiB, 24 * kGiB, 16 * kGiB, 24 * kGiB};
+    simt::settings().bandwidth_of = {9e11, 9e11, 2e12, 9e11};
+    simt::settings().opened.clear();
+    const kernels::Devices found = kernels::devices();
+    const auto choice = [&](const DeviceRequest &request) { return choose_device(request, found); };
+    for (const char *any : {"auto", "cuda"}) {
+        CHECK(name_of(choice({any, {}})) == "cuda:2 cuda:1 cuda:3 cuda:0");
+        CHECK(!choice({any, {}}).fixed);
+    }
+    CHECK(name_of(choice({"cuda:3,cuda:0", {}})) == "cuda:3 cuda:0");
+    CHECK(choice({"cuda:3,cuda:0", {}}).fixed);
+    CHECK(choice({"cuda:3,cuda:0", {}}).required);
+    CHECK(!choice({"cuda:3", {}}).fixed);
+    // Shares count the GPUs by number, or in the order of the list.
+    CHECK(name_of(choice(shares("auto", {3, 1}))) == "cuda:0 cuda:1");
+    CHECK(choice(shares("auto", {3, 1})).fixed);
+    CHECK(name_of(choice(shares("cuda:3,cuda:0", {3, 1}))) == "cuda:3 cuda:0");
+    CHECK(simt::settings().opened.empty());
+    CHECK_THROWS_WITH_AS(choice(shares("auto", {1, 1, 1, 1, 1})),
+                         "--tensor-split has 5 shares, but there are only 4 GPUs", kernels::BackendError);
+    CHECK_THROWS_WITH_AS(choice(shares("cuda:1", {1, 1})),
+                         "--tensor-split has 2 shares, but --device names 1", kernels::BackendError);
+    CHECK_THROWS_WITH_AS(choice({"cuda:1,cuda:4", {}}),
+                         "--device cuda:4: there are only 4 GPUs (--device cpu needs no GPU)",
                          kernels::BackendError);
 }
 

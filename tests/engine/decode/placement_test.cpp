@@ -10,8 +10,8 @@
 
 #include "engine/decode/engine.h"
 #include "engine/decode/error.h"
-#include "engine/decode/single_sequence.h"
 #include "engine/model/layers.h"
+#include "tests/engine/decode/computed_text.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
 
@@ -44,35 +44,6 @@ EngineOptions options_for(const TemporaryModel &model, std::optional<int64_t> gp
     return options;
 }
 
-// Logits of a text fed in two chunks, the second after a roll-back, and the greedy tokens that follow.
-struct Result {
-    std::vector<float> logits;
-    std::vector<text::TokenId> greedy;
-};
-Result compute(Engine &engine, int count = 4) {
-    Result result;
-    SingleSequence session(engine.executor());
-    std::vector<text::TokenId> prompt;
-    for (text::TokenId i = 0; i < 37; ++i) prompt.push_back(1 + i * i * 7 % 290);
-    REQUIRE(session.feed(prompt));
-    session.truncate(29);
-    REQUIRE(session.feed(std::span(prompt).subspan(29)));
-    // A fork with another continuation does not change the sequence it was forked from.
-    ScheduledSequence fork(session.sequence().fork());
-    Scheduler scheduler(engine.executor(), {.parallel = 1});
-    scheduler.add(fork);
-    fork.append(std::vector<text::TokenId>{5, 6, 7});
-    while (fork.due()) REQUIRE(scheduler.step());
-    result.logits.assign(session.logits().begin(), session.logits().end());
-    for (int i = 0; i < count; ++i) {
-        const auto logits = session.logits();
-        result.greedy.push_back(
-            static_cast<text::TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
-        REQUIRE(session.feed(std::span(result.greedy).last(1)));
-    }
-    return result;
-}
-
 double divergence(const std::vector<float> &p, const std::vector<float> &q) {
     const auto log_sum = [](const std::vector<float> &l) {
         double sum = 0;
@@ -86,7 +57,7 @@ double divergence(const std::vector<float> &p, const std::vector<float> &q) {
     return kl;
 }
 
-Result on_cpu(const TemporaryModel &model) {
+ComputedText on_cpu(const TemporaryModel &model) {
     EngineOptions options = options_for(model, 0);
     options.device.device = "cpu";
     Engine engine(options);
@@ -114,44 +85,6 @@ TEST_CASE("placement: layers count from the end, with the output as the last") {
     CHECK(steps_on(assign_steps(program, gpu_and_cpu(), {3, 4, true, 0}), 1) == 0);
 }
 
-TEST_CASE("placement: several GPUs share the layers by their free memory") {
-    const SmallGpu reset(kPlenty);
-    simt::settings().devices = 3;
-    ModelShape shape;
-    shape.layers = 8;
-    const TemporaryModel model(shape);
-    const gguf::File file = gguf::File::open(model.path);
-    const kernels::Program program = model::build(file).program;
-    const model::Layers layers = model::layers_of(program);
-    const kernels::Devices found = kernels::devices(1);
-    REQUIRE(found.gpus.size() == 3);
-    const DeviceList devices = {found.gpus[0], found.gpus[1], found.gpus[2], found.cpu};
-    const ContextRequest context{.own = 256, .asked = 256};
-    const auto whole =
-        plan_placement(program, devices, {kPlenty, 2 * kPlenty, kPlenty, kPlenty}, {}, context);
-    REQUIRE(whole);
-    CHECK(whole->placement.each == std::vector<int32_t>{2, 5, 2});
-    CHECK(!whole->divided);
-    const std::vector<uint8_t> device = assign_steps(program, devices, whole->placement);
-    for (size_t i = 0; i < device.size(); ++i)
-        CHECK(device[i] == (layers.of_step[i] < 2 ? 0 : layers.of_step[i] < 7 ? 1 : 2));
-    // With less memory, every GPU gets fewer steps, and the CPU the first ones.
-    std::optional<PlacementPlan> part = whole;
-    size_t each = whole->gpu.all();
-    for (; part && !part->divided; each -= size_t{64} << 10)
-        part = plan_placement(program, devices, {each, each, each, kPlenty}, {}, context);
-    REQUIRE(part);
-    CHECK(part->gpu.all() <= 3 * (each + (size_t{64} << 10)));
-    const std::vector<uint8_t> some = assign_steps(program, devices, part->placement);
-    const auto place = [](uint8_t d) { return d == 3 ? 0 : d + 1; };  // the CPU, then the GPUs
-    CHECK(std::ranges::is_sorted(some, {}, place));
-    for (const uint8_t d : std::vector<uint8_t>{0, 1, 2, 3}) CHECK(steps_on(some, d) > 0);
-    const size_t little = size_t{1} << 20;
-    CHECK_THROWS_WITH_AS(
-        plan_placement(program, devices, {little, little, little, kPlenty}, {99, {}}, context),
-        doctest::Contains("the GPUs have 3 MiB free"), DecodeError);
-}
-
 TEST_CASE("placement: any number of layers on the GPU gives the same text as the CPU") {
     struct Case {
         const char *arch, *type;
@@ -163,12 +96,12 @@ TEST_CASE("placement: any number of layers on the GPU gives the same text as the
         shape.type = type;
         shape.layers = 2;
         const TemporaryModel model(shape);
-        const Result expected = on_cpu(model);
+        const ComputedText expected = on_cpu(model);
         for (int64_t layers = arch == std::string("llama") ? 1 : 2; layers <= 3; ++layers) {
             CAPTURE(layers);
             Engine engine(options_for(model, layers));
             CHECK((engine.executor().device().kind == "cuda") == (layers == 3));
-            const Result result = compute(engine);
+            const ComputedText result = compute(engine);
             CHECK(divergence(expected.logits, result.logits) < 1e-3);
             CHECK(result.greedy == expected.greedy);
         }
@@ -181,12 +114,12 @@ TEST_CASE("placement: experts run on the CPU while attention runs on the GPU") {
     shape.type = "F16";
     shape.layers = 2;
     const TemporaryModel model(shape);
-    const Result expected = on_cpu(model);
+    const ComputedText expected = on_cpu(model);
     const kernels::Program program = model::build(model.file).program;
     for (const int64_t cpu_experts : {1, 99}) {
         CAPTURE(cpu_experts);
         Engine engine(options_for(model, {}, cpu_experts));
-        const Result result = compute(engine);
+        const ComputedText result = compute(engine);
         CHECK(divergence(expected.logits, result.logits) < 1e-3);
         CHECK(result.greedy == expected.greedy);
         CHECK(engine.placement().find(cpu_experts == 1
@@ -363,4 +296,16 @@ TEST_CASE("placement: a GPU that is too small for any layer is skipped unless it
     CHECK(engine.notes()[0] == "no layer of the model fits the GPU; everything runs on the CPU");
     CHECK(engine.executor().device().kind == "cpu");
     CHECK(engine.placement() == "all layers on the CPU");
+}
+
+TEST_CASE("placement: the output layer alone, which has no cache, needs room for its weights") {
+    ModelShape shape;
+    shape.layers = 2;
+    const TemporaryModel model(shape);
+    const kernels::Program program = model::build(model.file).program;
+    const ContextRequest context{.own = 256, .asked = 96, .batch = 32};
+    const auto alone = plan_placement(program, gpu_and_cpu(), {kPlenty, kPlenty}, {1, {}}, context);
+    REQUIRE(alone);
+    CHECK(plan_placement(program, gpu_and_cpu(), {alone->gpu.all() + 1, kPlenty}, {}, context));
+    CHECK(!plan_placement(program, gpu_and_cpu(), {alone->gpu.all() - 1, kPlenty}, {}, context));
 }

@@ -106,7 +106,7 @@ TEST_CASE("cuda backend: the same bits from code for another architecture, and w
         CHECK(run() == expected);
         simt::settings() = {};
     }
-    for (const char *names : {"pdl", "graphs", "prefetch", "carveout", "trigger", "pdl,graphs"}) {
+    for (const char *names : {"pdl", "graphs", "prefetch", "carveout", "trigger", "peer", "pdl,graphs"}) {
         CAPTURE(names);
         const Without without(names);
         CHECK(run() == expected);
