@@ -236,6 +236,11 @@ $(BUILD)/bench-masks: $(BUILD)/obj/tests/tools/bench_masks.o $(BUILD)/librunnel.
 $(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/tests/gpu/cubin.o
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
 
+# The cost model of the matrix kernels (scripts/predict).
+$(BUILD)/predict: $(BUILD)/obj/tests/tools/predict.o $(BUILD)/obj/tests/gpu/cubin.o \
+  $(filter-out %_test.o,$(filter $(BUILD)/obj/tests/gpu/model/%,$(test_objects)))
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
+
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_metadata.o \
