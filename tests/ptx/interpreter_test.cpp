@@ -260,6 +260,26 @@ TEST_CASE("ptx: cp.async arrives at its wait, and reads nothing if it writes zer
     CHECK(fails_with(address + "mov.u32 %r4, 16;\nadd.s64 %d2, %d2, 8;\n" + copy, "not aligned"));
 }
 
+TEST_CASE("ptx: conversions to 8 bits extend to the register") {
+    CHECK(value_of("cvt.s8.s32 %h2, %r1;\ncvt.u32.u16 %r0, %h2;", 0x12345680u) == 0xff80u);
+    CHECK(value_of("cvt.u8.u32 %h2, %r1;\ncvt.u32.u16 %r0, %h2;", 0x12345680u) == 0x80u);
+}
+
+TEST_CASE("ptx: registers of a scope end with it, and hide those of the same name") {
+    // The upper halves of two words, by a scope each, as nvcc writes it for sm_100 and later.
+    const std::string upper = "{ .reg .b16 tmp; mov.b32 {tmp, %h1}, %r1; }\n";
+    CHECK(value_of(upper + "cvt.u32.u16 %r0, %h1;", 0xabcd1234u) == 0xabcdu);
+    CHECK(value_of(upper + "mov.b32 %r1, %r2;\n" + upper + "cvt.u32.u16 %r0, %h1;", 1, 0x56780000u) ==
+          0x5678u);
+    CHECK(value_of("{ .reg .b32 %r1; mov.u32 %r1, 7; { .reg .b32 %r1; mov.u32 %r1, 8; } mov.u32 %r3, %r1; }\n"
+                   "add.s32 %r0, %r1, %r3;",
+                   100) == 107);
+    CHECK(fails_with("{ .reg .b32 x; }\nmov.u32 x, 1;", "mov.u32"));
+    CHECK(fails_with("{ .reg .b32 x; .reg .b32 x; }", "declared twice"));
+    CHECK(fails_with(".reg .b32 x; .reg .b32 x;", "declared twice"));
+    CHECK_THROWS_AS(Module(kHead + "{ ret;\n}\n", "test.ptx"), Error);
+}
+
 TEST_CASE("ptx: atomics of all threads take effect, in any order") {
     std::vector<uint32_t> in(64);
     const std::vector<uint32_t> out =
@@ -267,4 +287,8 @@ TEST_CASE("ptx: atomics of all threads take effect, in any order") {
     CHECK(out[0] != 0xaaaaaaaau);  // 0xaaaaaaaa >= 5: the first wraps to 0, 63 more follow
     CHECK(out[0] == 63 % 6);
     CHECK(out[1] == 0xaaaaaaaau + 64 * 3);
+    const std::vector<uint32_t> both =
+        run_body("mov.u64 %d1, 0x500000000;\natom.global.or.b64 %d2, [%to], %d1;", in);
+    CHECK(both[0] == 0xaaaaaaaau);
+    CHECK(both[1] == (0xaaaaaaaau | 5u));
 }

@@ -18,6 +18,7 @@
 //     runs up to its wait at a moment before that is complete, given by the seed; reading there what the other one
 //     writes is a race;
 //   - ldg*_stream of memory that is not a weight, or that this launch writes before or after;
+//   - shared memory of a size that is no multiple of 16;
 //   - operations that a device rejects: launches of kernels with more shared memory than prepare() allowed, or into a
 //     graph without prepare(); allocations and prepare() while a graph is recorded; dependent launches before sm_90.
 // Not found: relaxed atomics of one thread on different addresses, which a device may reorder.
