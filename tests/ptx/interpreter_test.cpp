@@ -78,6 +78,13 @@ TEST_CASE("ptx: integer instructions compute what the ISA defines") {
     CHECK(value_of("min.s32 %r0, %r1, %r2;", static_cast<uint32_t>(-2), 3) == static_cast<uint32_t>(-2));
     CHECK(value_of("max.u32 %r0, %r1, %r2;", static_cast<uint32_t>(-2), 3) == static_cast<uint32_t>(-2));
     CHECK(value_of("popc.b32 %r0, %r1;", 0xf00f0001) == 9);
+    CHECK(value_of("mov.u64 %d1, -1;\npopc.b64 %r0, %d1;", 0) == 64);
+    // (2^32 a + 1) (2^32 b): the high word is a b, and a carry does not reach it.
+    CHECK(
+        value_of(
+            "cvt.u64.u32 %d1, %r1;\nshl.b64 %d1, %d1, 32;\nadd.s64 %d1, %d1, 1;\n"
+            "cvt.u64.u32 %d2, %r2;\nshl.b64 %d2, %d2, 32;\nmul.hi.u64 %d3, %d1, %d2;\ncvt.u32.u64 %r0, %d3;",
+            0xffff, 0x10001) == 0xffffffffu);
     CHECK(value_of("clz.b32 %r0, %r1;", 0x00010000) == 15);
     CHECK(value_of("setp.lt.s32 %p1, %r1, %r2; selp.b32 %r0, 5, 6, %p1;", 0xffffffff, 0) == 5);
     CHECK(value_of("setp.lt.u32 %p1, %r1, %r2; selp.b32 %r0, 5, 6, %p1;", 0xffffffff, 0) == 6);
