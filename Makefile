@@ -49,7 +49,10 @@ ISA =
 # CUDA: if nvcc exists, kernels/cuda/ is compiled for CUDA_ARCHS and linked in (the runtime statically, so that the
 # program also runs without a driver); otherwise devices_absent.cpp takes its place.
 NVCC ?= $(firstword $(shell command -v nvcc; ls /usr/local/cuda/bin/nvcc 2>/dev/null))
-CUDA_ARCHS ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,80 90)
+# The list stays with the build folder until another is given; a new list compiles the kernels again.
+release_archs = $(filter $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code 2>/dev/null)),75 80 86 89 90 100 120)
+CUDA_ARCHS ?= $(or $(if $(and $(NVCC),$(filter dist,$(MAKECMDGOALS))),$(release_archs)),$(file <$(BUILD)/cuda-archs),\
+  $(if $(shell nvidia-smi -L 2>/dev/null),native,80 90))
 cuda_runtime := kernels/cuda/runtime/runtime.cpp
 cuda_kernels := $(shell find kernels/cuda -name '*.cu' | sort)
 cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(shell find kernels/cuda -name '*.cpp' | sort))
@@ -60,6 +63,8 @@ $(error CUDA_ARCHS: sm_$(firstword $(too_old)) is too old, the kernels need sm_7
 endif
 ifneq ($(NVCC),)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+cuda_archs := $(strip $(CUDA_ARCHS))
+$(shell mkdir -p $(BUILD) && echo '$(cuda_archs)' | cmp -s - $(BUILD)/cuda-archs || echo '$(cuda_archs)' > $(BUILD)/cuda-archs)
 # -fmad=false: the same as -ffp-contract=off. PTX of the newest architecture in the list serves later ones, except that
 # of sm_75, whose versions of kernels are chosen by the device at launch, so that no other device may run them.
 cuda_arch = -gencode arch=compute_$(1),code=sm_$(1)
@@ -236,6 +241,11 @@ $(BUILD)/bench-masks: $(BUILD)/obj/tests/tools/bench_masks.o $(BUILD)/librunnel.
 $(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/tests/gpu/cubin.o
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
 
+# The cost model of the matrix kernels (scripts/predict).
+$(BUILD)/predict: $(BUILD)/obj/tests/tools/predict.o $(BUILD)/obj/tests/gpu/cubin.o \
+  $(filter-out %_test.o,$(filter $(BUILD)/obj/tests/gpu/model/%,$(test_objects)))
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
+
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_metadata.o \
@@ -256,7 +266,7 @@ $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
 	$(call say,$<)$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<
 
-$(BUILD)/obj/%.cuda.o: %.cu Makefile | $(BUILD)/nvcc-version
+$(BUILD)/obj/%.cuda.o: %.cu Makefile $(BUILD)/cuda-archs | $(BUILD)/nvcc-version
 	@mkdir -p $(@D)
 	$(call say,$<)$(filter ccache,$(CXX)) $(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
 $(BUILD)/nvcc-version:

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/process.h"
+#include "tests/support/skip.h"
 #include "tests/support/temporary.h"
 
 TEST_CASE("house: includes run one way") {
@@ -87,6 +88,44 @@ TEST_CASE("house: the commands that generate hold flags and presentation only: u
         REQUIRE(in);
         CHECK(std::count(std::istreambuf_iterator<char>(in), {}, '\n') < 200);
     }
+}
+
+// With a compiler that only notes its arguments.
+TEST_CASE("house: another CUDA_ARCHS compiles the kernels again, and stays with the build folder") {
+    const runnel::testing::TemporaryDirectory directory;
+    const std::string build = (directory / "build").string(), nvcc = (directory / "nvcc").string();
+    if (build.find_first_of(" $#:'\"\\") != std::string::npos)
+        return runnel::testing::skip("make takes no such folder: " + build);
+    std::ofstream(nvcc)
+        << "#!/bin/sh\n"
+           "case $1 in\n"
+           "--version) echo 'Build 1';;\n"
+           "--list-gpu-code) printf '%s\\n' sm_60 sm_80 sm_90 sm_120 sm_121;;\n"
+           "*) echo \"$*\" >\"$0.log\"; for a; do [ \"$last\" != -o ] || : >\"$a\"; last=$a; done;;\n"
+           "esac\n";
+    std::filesystem::permissions(nvcc, std::filesystem::perms::owner_all);
+    // The compiler's architectures, "80 90"; empty if nothing was compiled.
+    const auto compiled = [&](const std::string &more) {
+        std::filesystem::remove(nvcc + ".log");
+        const std::string object = build + "/obj/kernels/cuda/runtime/architectures.cuda.o";
+        REQUIRE(std::system(("env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u CUDA_ARCHS make -s BUILD=" + build +
+                             " NVCC=" + nvcc + " " + more + " " + object + " >/dev/null 2>&1")
+                                .c_str()) == 0);
+        std::ifstream in(nvcc + ".log");
+        const std::string line{std::istreambuf_iterator<char>(in), {}};
+        const std::regex code("code=sm_([0-9]+)");
+        std::string found;
+        for (std::sregex_iterator at(line.begin(), line.end(), code), end; at != end; ++at)
+            found += (found.empty() ? "" : " ") + (*at)[1].str();
+        return found;
+    };
+    CHECK(compiled("CUDA_ARCHS='80 90'") == "80 90");
+    CHECK(compiled("CUDA_ARCHS='80 90'").empty());
+    CHECK(compiled("").empty());
+    CHECK(compiled("CUDA_ARCHS=120") == "120");
+    CHECK(compiled("").empty());
+    // A release has what the compiler knows. (-o: `dist` itself is not made.)
+    CHECK(compiled("-o dist -o " + build + "/runnel-dist dist").find("80 90 120") == 0);
 }
 
 #if defined(__x86_64__) && defined(__GLIBC__) && \

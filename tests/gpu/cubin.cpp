@@ -32,8 +32,8 @@ std::string body_name(const std::string &mangled) {
 
 namespace {
 
-constexpr uint64_t kOpcode = 0xfff;
 constexpr uint64_t kBranch = 0x947, kLocalLoad = 0x983, kLocalStore = 0x387;
+constexpr uint64_t kBarrier = 0xb1d;
 constexpr uint64_t kIntegerMma = 0x237, kFloatMma = 0x23c;
 constexpr size_t kInstructionBytes = 16;
 constexpr uint8_t kRegisterCount = 0x2f;  // attribute of .nv.info: {symbol, registers}
@@ -106,45 +106,37 @@ std::map<std::string, int> registers(const Elf &elf) {
     return all;
 }
 
-struct Code {
-    std::vector<uint64_t> words;  // the first word of every instruction
-    bool split_offsets = false;   // a branch's offset has its low byte elsewhere (sm_90 and later, nvcc 13)
+// Index of the instruction that the branch at i jumps to.
+int64_t branch_target(const MachineCode &code, size_t i) {
+    const auto high = static_cast<int64_t>(code.words[i]) >> 34;
+    const int64_t words4 =
+        code.split_offsets ? high << 8 | static_cast<int64_t>(code.words[i] >> 16 & 0xffu) : high;
+    return static_cast<int64_t>(i) + 1 + words4 / 4;
+}
 
-    uint64_t opcode(size_t i) const { return words[i] & kOpcode; }
-    bool is_mma(size_t i) const { return opcode(i) == kIntegerMma || opcode(i) == kFloatMma; }
-    // Index of the instruction that the branch at i jumps to.
-    int64_t target(size_t i) const {
-        const auto high = static_cast<int64_t>(words[i]) >> 34;
-        const int64_t words4 =
-            split_offsets ? high << 8 | static_cast<int64_t>(words[i] >> 16 & 0xffu) : high;
-        return static_cast<int64_t>(i) + 1 + words4 / 4;
-    }
-};
-
-Code read_code(const Elf &elf, const Elf64_Shdr &section) {
-    Code code;
+MachineCode read_code(const Elf &elf, const Elf64_Shdr &section) {
+    MachineCode code;
     for (size_t i = 0; i < section.sh_size; i += kInstructionBytes)
         code.words.push_back(elf.at<uint64_t>(section.sh_offset + i));
     // Kernels end in a branch to itself, which shows how branches are encoded.
     for (size_t i = code.words.size(); i-- > 0;)
         if (code.opcode(i) == kBranch) {
-            code.split_offsets = code.target(i) != static_cast<int64_t>(i);
+            code.split_offsets = branch_target(code, i) != static_cast<int64_t>(i);
             break;
         }
     return code;
 }
 
-void find_loop(const Code &code, KernelCode &kernel) {
+void find_loop(const MachineCode &code, KernelCode &kernel) {
     int all_mma = 0;
     for (size_t i = 0; i < code.words.size(); ++i) all_mma += code.is_mma(i);
     if (all_mma == 0) return;
     for (size_t i = 0; i < code.words.size(); ++i) {
-        if (code.opcode(i) != kBranch) continue;
-        const int64_t target = code.target(i);
-        if (target < 0 || target > static_cast<int64_t>(i)) continue;
+        const int64_t begin = code.loop_begin(i);
+        if (begin < 0) continue;
         int mma = 0;
-        for (size_t j = static_cast<size_t>(target); j <= i; ++j) mma += code.is_mma(j);
-        const int length = static_cast<int>(static_cast<int64_t>(i) - target) + 1;
+        for (size_t j = static_cast<size_t>(begin); j <= i; ++j) mma += code.is_mma(j);
+        const int length = static_cast<int>(static_cast<int64_t>(i) - begin) + 1;
         if (10 * mma < 9 * all_mma || (kernel.loop_instructions > 0 && length >= kernel.loop_instructions))
             continue;
         kernel.loop_instructions = length;
@@ -152,15 +144,10 @@ void find_loop(const Code &code, KernelCode &kernel) {
     }
 }
 
-}  // namespace
-
-static KernelCode read_kernel(const Elf &elf, const Elf64_Shdr &section, const std::string &mangled,
-                              const std::map<std::string, int> &register_counts) {
-    const Code code = read_code(elf, section);
+KernelCode summary(const MachineCode &code) {
     KernelCode kernel;
-    kernel.name = body_name(mangled);
-    const auto count = register_counts.find(mangled);
-    if (count != register_counts.end()) kernel.registers = count->second;
+    kernel.name = code.name;
+    kernel.registers = code.registers;
     kernel.instructions = static_cast<int>(code.words.size());
     for (size_t i = 0; i < code.words.size(); ++i)
         kernel.local_accesses += code.opcode(i) == kLocalLoad || code.opcode(i) == kLocalStore;
@@ -168,13 +155,29 @@ static KernelCode read_kernel(const Elf &elf, const Elf64_Shdr &section, const s
     return kernel;
 }
 
-std::vector<TableRow> read_object(const std::filesystem::path &path) {
+}  // namespace
+
+bool MachineCode::is_mma(size_t i) const {
+    return opcode(i) == kIntegerMma || opcode(i) == kFloatMma;
+}
+
+bool MachineCode::is_barrier(size_t i) const {
+    return opcode(i) == kBarrier;
+}
+
+int64_t MachineCode::loop_begin(size_t i) const {
+    if (opcode(i) != kBranch) return -1;
+    const int64_t target = branch_target(*this, i);
+    return target <= static_cast<int64_t>(i) ? std::max<int64_t>(target, -1) : -1;
+}
+
+std::vector<MachineCode> read_machine_code(const std::filesystem::path &path) {
     const std::vector<char> bytes = read_file(path);
     if (!Elf::begins_at(bytes, 0)) throw std::runtime_error(path.string() + ": not an object file");
     const Elf object(bytes, 0);
-    std::vector<TableRow> rows;
+    std::vector<MachineCode> kernels;
     const Elf64_Shdr *device = object.find(".nv_fatbin");
-    if (!device) return rows;
+    if (!device) return kernels;
     for (size_t at = device->sh_offset; at + SELFMAG <= device->sh_offset + device->sh_size; at += 8) {
         if (!Elf::begins_at(bytes, at)) continue;
         const Elf cubin(bytes, at);
@@ -183,22 +186,38 @@ std::vector<TableRow> read_object(const std::filesystem::path &path) {
         for (const Elf64_Shdr &section : cubin.sections()) {
             const std::string name = cubin.name(section);
             if (name.rfind(".text.", 0) != 0) continue;
-            const int arch = static_cast<int>(cubin.header().e_flags >> 8 & 0xffu);
-            rows.push_back({arch, read_kernel(cubin, section, name.substr(6), counts)});
+            MachineCode code = read_code(cubin, section);
+            code.arch = static_cast<int>(cubin.header().e_flags >> 8 & 0xffu);
+            code.name = body_name(name.substr(6));
+            const auto count = counts.find(name.substr(6));
+            if (count != counts.end()) code.registers = count->second;
+            kernels.push_back(std::move(code));
         }
     }
+    return kernels;
+}
+
+std::vector<TableRow> read_object(const std::filesystem::path &path) {
+    std::vector<TableRow> rows;
+    for (const MachineCode &code : read_machine_code(path)) rows.push_back({code.arch, summary(code)});
     return rows;
+}
+
+std::vector<std::filesystem::path> device_objects(const std::filesystem::path &build) {
+    std::vector<std::filesystem::path> paths;
+    const std::filesystem::path folder = build / "obj/kernels/cuda";
+    if (!std::filesystem::exists(folder)) return paths;
+    for (const auto &entry : std::filesystem::recursive_directory_iterator(folder)) {
+        const std::string name = entry.path().filename().string();
+        if (name.size() >= 7 && name.substr(name.size() - 7) == ".cuda.o") paths.push_back(entry.path());
+    }
+    return paths;
 }
 
 std::vector<TableRow> read_build(const std::filesystem::path &build) {
     std::vector<TableRow> rows;
-    const std::filesystem::path folder = build / "obj/kernels/cuda";
-    if (!std::filesystem::exists(folder)) return rows;
-    for (const auto &entry : std::filesystem::recursive_directory_iterator(folder)) {
-        const std::string name = entry.path().filename().string();
-        if (name.size() < 7 || name.substr(name.size() - 7) != ".cuda.o") continue;
-        for (TableRow &row : read_object(entry.path())) rows.push_back(std::move(row));
-    }
+    for (const std::filesystem::path &path : device_objects(build))
+        for (TableRow &row : read_object(path)) rows.push_back(std::move(row));
     std::sort(rows.begin(), rows.end(), [](const TableRow &a, const TableRow &b) {
         return a.arch != b.arch ? a.arch < b.arch : a.code.name < b.code.name;
     });

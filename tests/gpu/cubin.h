@@ -23,10 +23,31 @@ struct TableRow {
     KernelCode code;
 };
 
+// The instructions of a kernel: the first word of each.
+struct MachineCode {
+    int arch = 0;
+    std::string name;
+    int registers = 0;
+    std::vector<uint64_t> words;
+    bool split_offsets = false;  // a branch's offset has its low byte elsewhere (sm_90 and later, nvcc 13)
+
+    uint64_t opcode(size_t i) const { return words[i] & 0xfffu; }
+    bool is_mma(size_t i) const;
+    bool is_barrier(size_t i) const;
+    // For a branch backwards: the index of the instruction that it jumps to; else -1.
+    int64_t loop_begin(size_t i) const;
+};
+
+// All kernels in the device code that nvcc --no-compress has put into an object file, for every architecture.
+std::vector<MachineCode> read_machine_code(const std::filesystem::path &path);
+
 // All kernels in the device code that nvcc --no-compress has put into an object file, for every architecture.
 // Instructions are 16 bytes, the low 12 bits of the first word their opcode (seen in nvcc 13.0's output).
 // Throws std::runtime_error if the file is damaged.
 std::vector<TableRow> read_object(const std::filesystem::path &path);
+
+// The object files with device code of a build folder.
+std::vector<std::filesystem::path> device_objects(const std::filesystem::path &build);
 
 // The kernels of a build folder, sorted; none if it has no device code.
 std::vector<TableRow> read_build(const std::filesystem::path &build);

@@ -119,6 +119,9 @@ static void add_integer_conversion(Operations &all, const std::string &spelling)
 
 template <class From>
 static void add_integer_conversions(Operations &all, const std::string &from) {
+    // There are no registers of 8 bits: the result is extended to 16.
+    add_map(all, "cvt.u8." + from, [](From a) -> uint16_t { return static_cast<uint8_t>(a); });
+    add_map(all, "cvt.s8." + from, [](From a) -> int16_t { return static_cast<int8_t>(a); });
     add_integer_conversion<uint16_t, From>(all, "cvt.u16." + from);
     add_integer_conversion<int16_t, From>(all, "cvt.s16." + from);
     add_integer_conversion<uint32_t, From>(all, "cvt.u32." + from);

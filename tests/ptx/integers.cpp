@@ -234,6 +234,11 @@ void add_integers(Operations &all) {
     add_map(all, "bfe.u32",
             [](uint32_t a, uint32_t p, uint32_t n) -> uint32_t { return extracted(a, p, n); });
     add_map(all, "popc.b32", [](uint32_t a) -> uint32_t { return static_cast<uint32_t>(std::popcount(a)); });
+    add_map(all, "popc.b64", [](uint64_t a) -> uint32_t { return static_cast<uint32_t>(std::popcount(a)); });
+    add_map(all, "mul.hi.u64", [](uint64_t a, uint64_t b) -> uint64_t {
+        __extension__ using Product = unsigned __int128;
+        return static_cast<uint64_t>(Product{a} * b >> 64);
+    });
     add_map(all, "clz.b32",
             [](uint32_t a) -> uint32_t { return static_cast<uint32_t>(std::countl_zero(a)); });
 }

@@ -78,6 +78,13 @@ TEST_CASE("ptx: integer instructions compute what the ISA defines") {
     CHECK(value_of("min.s32 %r0, %r1, %r2;", static_cast<uint32_t>(-2), 3) == static_cast<uint32_t>(-2));
     CHECK(value_of("max.u32 %r0, %r1, %r2;", static_cast<uint32_t>(-2), 3) == static_cast<uint32_t>(-2));
     CHECK(value_of("popc.b32 %r0, %r1;", 0xf00f0001) == 9);
+    CHECK(value_of("mov.u64 %d1, -1;\npopc.b64 %r0, %d1;", 0) == 64);
+    // (2^32 a + 1) (2^32 b): the high word is a b, and a carry does not reach it.
+    CHECK(
+        value_of(
+            "cvt.u64.u32 %d1, %r1;\nshl.b64 %d1, %d1, 32;\nadd.s64 %d1, %d1, 1;\n"
+            "cvt.u64.u32 %d2, %r2;\nshl.b64 %d2, %d2, 32;\nmul.hi.u64 %d3, %d1, %d2;\ncvt.u32.u64 %r0, %d3;",
+            0xffff, 0x10001) == 0xffffffffu);
     CHECK(value_of("clz.b32 %r0, %r1;", 0x00010000) == 15);
     CHECK(value_of("setp.lt.s32 %p1, %r1, %r2; selp.b32 %r0, 5, 6, %p1;", 0xffffffff, 0) == 5);
     CHECK(value_of("setp.lt.u32 %p1, %r1, %r2; selp.b32 %r0, 5, 6, %p1;", 0xffffffff, 0) == 6);
@@ -260,6 +267,26 @@ TEST_CASE("ptx: cp.async arrives at its wait, and reads nothing if it writes zer
     CHECK(fails_with(address + "mov.u32 %r4, 16;\nadd.s64 %d2, %d2, 8;\n" + copy, "not aligned"));
 }
 
+TEST_CASE("ptx: conversions to 8 bits extend to the register") {
+    CHECK(value_of("cvt.s8.s32 %h2, %r1;\ncvt.u32.u16 %r0, %h2;", 0x12345680u) == 0xff80u);
+    CHECK(value_of("cvt.u8.u32 %h2, %r1;\ncvt.u32.u16 %r0, %h2;", 0x12345680u) == 0x80u);
+}
+
+TEST_CASE("ptx: registers of a scope end with it, and hide those of the same name") {
+    // The upper halves of two words, by a scope each, as nvcc writes it for sm_100 and later.
+    const std::string upper = "{ .reg .b16 tmp; mov.b32 {tmp, %h1}, %r1; }\n";
+    CHECK(value_of(upper + "cvt.u32.u16 %r0, %h1;", 0xabcd1234u) == 0xabcdu);
+    CHECK(value_of(upper + "mov.b32 %r1, %r2;\n" + upper + "cvt.u32.u16 %r0, %h1;", 1, 0x56780000u) ==
+          0x5678u);
+    CHECK(value_of("{ .reg .b32 %r1; mov.u32 %r1, 7; { .reg .b32 %r1; mov.u32 %r1, 8; } mov.u32 %r3, %r1; }\n"
+                   "add.s32 %r0, %r1, %r3;",
+                   100) == 107);
+    CHECK(fails_with("{ .reg .b32 x; }\nmov.u32 x, 1;", "mov.u32"));
+    CHECK(fails_with("{ .reg .b32 x; .reg .b32 x; }", "declared twice"));
+    CHECK(fails_with(".reg .b32 x; .reg .b32 x;", "declared twice"));
+    CHECK_THROWS_AS(Module(kHead + "{ ret;\n}\n", "test.ptx"), Error);
+}
+
 TEST_CASE("ptx: atomics of all threads take effect, in any order") {
     std::vector<uint32_t> in(64);
     const std::vector<uint32_t> out =
@@ -267,4 +294,8 @@ TEST_CASE("ptx: atomics of all threads take effect, in any order") {
     CHECK(out[0] != 0xaaaaaaaau);  // 0xaaaaaaaa >= 5: the first wraps to 0, 63 more follow
     CHECK(out[0] == 63 % 6);
     CHECK(out[1] == 0xaaaaaaaau + 64 * 3);
+    const std::vector<uint32_t> both =
+        run_body("mov.u64 %d1, 0x500000000;\natom.global.or.b64 %d2, [%to], %d1;", in);
+    CHECK(both[0] == 0xaaaaaaaau);
+    CHECK(both[1] == (0xaaaaaaaau | 5u));
 }

@@ -147,10 +147,13 @@ void add_atomics(Operations &all, const std::string &space) {
     constexpr auto add = [](uint32_t old, uint32_t v) -> uint32_t { return old + v; };
     constexpr auto max32 = [](uint32_t old, uint32_t v) -> uint32_t { return std::max(old, v); };
     constexpr auto max64 = [](uint64_t old, uint64_t v) -> uint64_t { return std::max(old, v); };
+    constexpr auto or64 = [](uint64_t old, uint64_t v) -> uint64_t { return old | v; };
     add_atomic<kSpace, uint32_t, inc>(all, "atom." + space + ".inc.u32");
     add_atomic<kSpace, uint32_t, add>(all, "atom." + space + ".add.u32");
     add_atomic<kSpace, uint32_t, max32>(all, "atom." + space + ".max.u32");
     add_atomic<kSpace, uint64_t, max64>(all, "atom." + space + ".max.u64");
+    // For sm_100 and later, nvcc reads by it where the source has a maximum with 0.
+    add_atomic<kSpace, uint64_t, or64>(all, "atom." + space + ".or.b64");
 }
 
 // --- cp.async ----------------------------------------------------------------------------------------------

@@ -157,6 +157,7 @@ class BodyReader {
   private:
     void statement() {
         if (in_.done()) in_.fail("the entry does not end");
+        if (in_.take('{')) return scope();
         Instruction now;
         now.line = in_.line();
         if (in_.take('@')) {
@@ -187,6 +188,20 @@ class BodyReader {
         entry_.instructions.push_back(std::move(now));
     }
 
+    // A block of statements, whose registers end with it and may hide outer ones.
+    void scope() {
+        const size_t begin = std::exchange(scope_begin_, entry_.registers.size()), declared = outer_.size();
+        while (!in_.take('}')) statement();
+        for (; outer_.size() > declared; outer_.pop_back()) {
+            const auto &[name, number] = outer_.back();
+            if (number < 0)
+                numbers_.erase(name);
+            else
+                numbers_[name] = number;
+        }
+        scope_begin_ = begin;
+    }
+
     void directive(std::string_view word) {
         if (word == ".pragma") return in_.skip_to(';');  // "nounroll", "used_bytes_mask": hints
         if (word != ".reg") in_.fail("unknown directive '" + std::string(word) + "'");
@@ -205,8 +220,10 @@ class BodyReader {
     }
 
     void add_register(const std::string &name, int bits) {
-        if (!numbers_.emplace(name, static_cast<int>(entry_.registers.size())).second)
-            in_.fail("register " + name + " is declared twice");
+        int &number = numbers_.emplace(name, -1).first->second;
+        if (number >= static_cast<int>(scope_begin_)) in_.fail("register " + name + " is declared twice");
+        outer_.emplace_back(name, number);
+        number = static_cast<int>(entry_.registers.size());
         entry_.registers.push_back({name, bits});
     }
 
@@ -257,7 +274,10 @@ class BodyReader {
 
     Reader &in_;
     Entry &entry_;
-    std::unordered_map<std::string, int> numbers_;
+    std::unordered_map<std::string, int> numbers_;  // of the registers in scope
+    size_t scope_begin_ = 0;                        // number of the scope's first register
+    std::vector<std::pair<std::string, int>>
+        outer_;  // declared names, and what they named before (-1: nothing)
 };
 
 }  // namespace

@@ -174,6 +174,7 @@ void Launch::begin_block(size_t i) {
             lane.open.clear();
             lane.committed.clear();
             lane.waited = !shape_.dependent;
+            lane.fences = 0;
             lane.fenced.clear();
             lane.acquired.clear();
             lane.fiber.start(

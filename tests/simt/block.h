@@ -50,6 +50,7 @@ struct Lane {
     void *argument = nullptr;
     std::vector<AsyncCopy> open;  // since the last cp_async_commit
     std::vector<std::vector<AsyncCopy>> committed;
+    int fences = 0;       // fence_gpu() calls
     bool waited = false;  // passed grid_dep_wait, directly or through a barrier
     Knowledge fenced;     // its knowledge at its last fence_gpu, which atomics pass on
     Knowledge acquired;   // received through atomics; its warp knows it after the next fence_gpu

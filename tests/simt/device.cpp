@@ -88,14 +88,14 @@ void warp_sync(Place place) {
 }
 
 void fence_gpu() {
-    launch().fence();
+    if (++launch().lane().fences != simt::settings().faults.fence) launch().fence();
 }
 // Code for less than sm_90 contains neither the wait nor the trigger.
 void grid_dep_wait() {
-    if (simt::settings().has_wait()) launch().wait_for_launch_ahead();
+    if (simt::settings().executes_wait()) launch().wait_for_launch_ahead();
 }
 void grid_dep_trigger() {
-    if (simt::settings().has_wait() && !launch().lane().waited)
+    if (simt::settings().executes_wait() && !launch().lane().waited)
         launch().fail("grid_dep_trigger before grid_dep_wait");
 }
 
@@ -197,6 +197,7 @@ void cp_async_commit() {
 }
 
 void cp_async_wait_pending(int pending) {
+    if (simt::settings().faults.async_wait) return;
     simt::Lane &lane = launch().lane();
     while (static_cast<int>(lane.committed.size()) > pending) {
         for (const simt::AsyncCopy &copy : lane.committed.front()) arrive(copy);

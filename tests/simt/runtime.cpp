@@ -440,10 +440,15 @@ Prepared &prepared() {
 // Checks that cudaLaunchKernelEx() would accept the launch.
 void expect_launchable(const KernelHandle &kernel, const LaunchShape &shape, bool capturing) {
     constexpr size_t kAlwaysAllowed = 48 << 10;
+    constexpr size_t kSharedStep =
+        16;  // nvcc may read whole vectors of 16 bytes where a kernel uses some of them
     const std::lock_guard hold(device_lock());
     const auto found = prepared().find({kernel.entry, current_device});
     const bool known = found != prepared().end();
     const size_t bytes = shape.shared.on(simt::settings().is_turing());
+    if (bytes % kSharedStep != 0)
+        throw simt::Violation(std::string(kernel.name) + ": launched with " + std::to_string(bytes) +
+                              " bytes of shared memory, which is no multiple of 16");
     if (capturing && !known)
         throw simt::Violation(std::string(kernel.name) + ": launched into a graph before prepare()");
     if (bytes > std::max(known ? found->second : 0, kAlwaysAllowed))

@@ -18,8 +18,10 @@
 //     runs up to its wait at a moment before that is complete, given by the seed; reading there what the other one
 //     writes is a race;
 //   - ldg*_stream of memory that is not a weight, or that this launch writes before or after;
+//   - shared memory of a size that is no multiple of 16;
 //   - operations that a device rejects: launches of kernels with more shared memory than prepare() allowed, or into a
 //     graph without prepare(); allocations and prepare() while a graph is recorded; dependent launches before sm_90.
+// Not found: relaxed atomics of one thread on different addresses, which a device may reorder.
 // A Violation of a kernel ends the launch; it is thrown when the host waits for the stream.
 #pragma once
 
@@ -34,6 +36,14 @@ namespace runnel::simt {
 
 class Violation : public std::logic_error {
     using std::logic_error::logic_error;
+};
+
+// Calls of device.h that do nothing: to test that kernels need them and that their absence is found.
+struct Faults {
+    int fence = 0;  // the number of the fence_gpu() in each thread of a block; 0: none
+    // grid_dep_wait() and grid_dep_trigger(), although launches are dependent: code for less than sm_90.
+    bool dependent_wait = false;
+    bool async_wait = false;  // cp_async_wait()
 };
 
 // The properties of the emulated device, from the next launch on.
@@ -56,6 +66,8 @@ struct Settings {
     }
     bool is_turing() const { return major < 8; }
     bool has_wait() const { return major >= 9 && (code == 0 || code >= 90); }  // grid_dep_wait()
+    bool executes_wait() const { return has_wait() && !faults.dependent_wait; }
+    Faults faults;
     // The device is lost at call number fail_at of those functions of runtime.h that give it work or wait for
     // it (`calls` counts them); then every call fails, as after an Xid, until `calls` is reset. 0: never.
     int64_t fail_at = 0, calls = 0;

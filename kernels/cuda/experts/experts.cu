@@ -167,7 +167,7 @@ struct Route {
 
 // --- group rows --------------------------------------------------------------------------------------------
 
-struct GroupRowsShared {
+struct alignas(16) GroupRowsShared {
     uint32_t count[kMaxExperts];
     uint32_t warp[8];
     uint32_t first, few, many;  // counts of the experts before this one

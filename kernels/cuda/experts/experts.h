@@ -49,7 +49,7 @@ struct GroupRowsParams {
     int32_t *few_count, *many_count;
 };
 Kernel<GroupRowsParams> group_rows_kernel();
-inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 3);
+inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 4);
 
 // out[t] = add[t] (or 0), then out = fma(weight, y[row], out) for its experts in ascending order. Any grid.
 struct CombineParams {

@@ -52,7 +52,7 @@ DEVICE uint64_t larger(uint64_t a, uint64_t b) {
 
 // --- greedy ----------------------------------------------------------------------------------------------
 
-struct ArgmaxShared {
+struct alignas(16) ArgmaxShared {
     uint64_t best[kWarps];
     uint32_t arrived;
 };

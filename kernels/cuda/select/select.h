@@ -37,7 +37,7 @@ struct ArgmaxParams {
     RowMasks masks;
 };
 Kernel<ArgmaxParams> argmax_kernel();
-inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
+inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 16;
 
 // --- candidates ------------------------------------------------------------------------------------------
 

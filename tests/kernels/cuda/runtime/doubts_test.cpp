@@ -132,6 +132,26 @@ std::string faster(double with, double without) {
     return with < 0.98 * without ? "pays" : with > 1.02 * without ? "COSTS" : "no difference";
 }
 
+// One mma with two products, (first)^2 + left * right, on the device.
+class TwoProducts {
+  public:
+    TwoProducts() { prepare(alignment_kernel().handle, 0); }
+    float sum(float first, float left, float right) {
+        std::vector<uint32_t> a(128, 0), b(64, 0);
+        a[0] = half(first) | half(left) << 16;
+        b[0] = half(first) | half(right) << 16;
+        const simt::Buffer<uint32_t> rows(stream_, std::span<const uint32_t>(a), "a"),
+            columns(stream_, std::span<const uint32_t>(b), "b");
+        const simt::Buffer<float> c(stream_, size_t{128}, "c");
+        launch(stream_, alignment_kernel(), {1, 0}, {rows.data(), columns.data(), c.data()});
+        return c.read(0, 1)[0];
+    }
+
+  private:
+    static uint32_t half(float x) { return gguf::f32_to_f16(x); }
+    Stream stream_;
+};
+
 }  // namespace
 
 TEST_CASE("doubts: how high is the bandwidth of reads alone?") {
@@ -211,21 +231,10 @@ TEST_CASE("doubts: what does a barrier of the grid cost?") {
 }
 
 TEST_CASE("doubts: does a product with zero change the sum of an mma?") {
-    Stream stream;
-    prepare(alignment_kernel().handle, 0);
+    TwoProducts products;
     // 2^-12 * 2^-12 + zero * beside. The sum is 2^-24 if the second product contributes nothing, as attention requires
     // for cells that are not visible.
-    const auto sum = [&](float beside, float zero) {
-        const auto half = [](float x) { return uint32_t{gguf::f32_to_f16(x)}; };
-        std::vector<uint32_t> a(128, 0), b(64, 0);
-        a[0] = half(0x1p-12f) | half(zero) << 16;
-        b[0] = half(0x1p-12f) | half(beside) << 16;
-        const simt::Buffer<uint32_t> left(stream, std::span<const uint32_t>(a), "a"),
-            right(stream, std::span<const uint32_t>(b), "b");
-        const simt::Buffer<float> c(stream, size_t{128}, "c");
-        launch(stream, alignment_kernel(), {1, 0}, {left.data(), right.data(), c.data()});
-        return c.read(0, 1)[0];
-    };
+    const auto sum = [&](float beside, float zero) { return products.sum(0x1p-12f, zero, beside); };
     CHECK(sum(0, 0) == 0x1p-24f);
     bool moved = false;
     for (const float beside : {1.0f, 2048.0f, 65504.0f, -65504.0f})
@@ -234,4 +243,17 @@ TEST_CASE("doubts: does a product with zero change the sum of an mma?") {
     answer("zero products in an mma", moved ? "NOTE" : "right",
            moved ? "they move the alignment: cells that are not seen may change last bits of attention"
                  : "they change no bit of the sum");
+}
+
+TEST_CASE("doubts: does an mma round its sum or truncate it?") {
+    // 1 + 3/4 of the last place of 1.
+    constexpr float kDown = 1, kUp = 1 + 0x1p-23f;
+    const float sum = TwoProducts().sum(1, 0x1.8p-11f, 0x1p-13f);
+    if (simt::emulated()) CHECK(sum == kUp);
+    answer("sums of an mma", sum == kUp ? "right" : "NOTE",
+           sum == kUp ? "rounded to nearest, as in the emulator"
+           : sum == kDown
+               ? "truncated: sums of F16 and BF16 matrices and of attention differ from the emulator's by "
+                 "about 1e-5"
+               : "neither rounded to nearest nor truncated: " + number(sum - 1.0, "above 1", 12));
 }

@@ -1,0 +1,191 @@
+#include "tests/gpu/model/code.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+#include "kernels/cuda/linear/tiles.h"
+
+namespace runnel::tests::model {
+
+namespace {
+
+constexpr uint64_t kOperation = 0x1ff;  // of an opcode; the bits above are the kinds of its operands
+
+const std::map<uint64_t, Pipe> kPipeOf = [] {
+    std::map<uint64_t, Pipe> pipes;
+    const auto set = [&](Pipe pipe, std::initializer_list<uint64_t> operations) {
+        for (const uint64_t operation : operations) pipes[operation] = pipe;
+    };
+    set(Pipe::Float, {0x20, 0x21, 0x23});  // FMUL FADD FFMA
+    set(Pipe::Half, {0x30, 0x31});         // HADD2 HFMA2 (HMUL2)
+    // MOV P2R VOTE SEL FSEL FSETP ISETP VIMNMX3 IADD3 LEA LOP3 IABS PRMT IMNMX SHF PLOP3 IADD VIADD F2FP I2FP
+    // VIADDMNMX VIMNMX
+    set(Pipe::Integer, {0x02, 0x03, 0x06, 0x07, 0x08, 0x0b, 0x0c, 0x0f, 0x10, 0x11, 0x12,
+                        0x13, 0x16, 0x17, 0x19, 0x1c, 0x35, 0x36, 0x3e, 0x45, 0x46, 0x48});
+    set(Pipe::Multiply, {0x24, 0x25, 0x27});                      // IMAD
+    set(Pipe::Tensor, {0x37, 0x3c});                              // IMMA HMMA
+    set(Pipe::Slow, {0x102, 0x105, 0x106, 0x107, 0x108, 0x109});  // FCHK F2I I2F FRND MUFU POPC
+    set(Pipe::Global, {0x181, 0x186, 0x1a8});                     // LDG STG ATOMG
+    set(Pipe::Shared, {0x184, 0x188, 0x189});                     // LDS STS SHFL
+    return pipes;
+}();
+
+struct Span {
+    size_t begin = 0, end = 0;  // [begin, end)
+    size_t size() const { return end - begin; }
+    bool holds(const Span &other) const { return begin <= other.begin && other.end <= end; }
+};
+
+Counts count(const MachineCode &code, const Span &span) {
+    Counts counts;
+    for (size_t i = span.begin; i < span.end; ++i) {
+        counts.all += 1;
+        counts.pipe[static_cast<size_t>(pipe_of(code.opcode(i)))] += 1;
+    }
+    return counts;
+}
+
+int mma_in(const MachineCode &code, const Span &span) {
+    int mma = 0;
+    for (size_t i = span.begin; i < span.end; ++i) mma += code.is_mma(i);
+    return mma;
+}
+
+std::vector<Span> loops_of(const MachineCode &code) {
+    std::vector<Span> loops;
+    for (size_t i = 0; i < code.words.size(); ++i)
+        if (const int64_t begin = code.loop_begin(i); begin >= 0)
+            loops.push_back({static_cast<size_t>(begin), i + 1});
+    std::ranges::stable_sort(loops, {}, [](const Span &loop) { return loop.size(); });
+    return loops;
+}
+
+[[noreturn]] void unexpected(const MachineCode &code, const std::string &what) {
+    throw std::runtime_error(code.name + " on sm_" + std::to_string(code.arch) + ": " + what);
+}
+
+}  // namespace
+
+Counts &Counts::add(const Counts &other, double times) {
+    all += times * other.all;
+    for (size_t i = 0; i < pipe.size(); ++i) pipe[i] += times * other.pipe[i];
+    return *this;
+}
+
+Pipe pipe_of(uint64_t opcode) {
+    const auto found = kPipeOf.find(opcode & kOperation);
+    return found == kPipeOf.end() ? Pipe::Other : found->second;
+}
+
+// The loop over tiles is the smallest loop with all mma. The inner loops are the smallest loops inside it that
+// have mma: one for the only matrix (or the gate), one for `up`. Between the first two barriers after them is
+// the part that writes.
+LinearCode count_linear(const MachineCode &code) {
+    constexpr size_t kCopies = 2;
+    const std::vector<Span> loops = loops_of(code);
+    const int all = mma_in(code, {0, code.words.size()});
+    const auto tiles =
+        std::ranges::find_if(loops, [&](const Span &loop) { return all > 0 && mma_in(code, loop) == all; });
+    if (tiles == loops.end()) unexpected(code, "no loop has all of its mma");
+    std::vector<Span> inner;
+    for (const Span &loop : loops)
+        if (mma_in(code, loop) > 0 && tiles->holds(loop) && loop.size() < tiles->size() &&
+            std::ranges::none_of(inner, [&](const Span &smaller) { return loop.holds(smaller); }))
+            inner.push_back(loop);
+    if (inner.size() != kCopies) unexpected(code, std::to_string(inner.size()) + " inner loops with mma");
+    std::vector<size_t> barriers;
+    for (size_t i = std::max(inner[0].end, inner[1].end); i < tiles->end; ++i)
+        if (code.is_barrier(i)) barriers.push_back(i);
+    if (barriers.size() != 2) unexpected(code, std::to_string(barriers.size()) + " barriers per tile");
+
+    LinearCode parts;
+    parts.registers = code.registers;
+    parts.start = count(code, {0, tiles->begin});
+    parts.finish = count(code, {barriers[0] + 1, barriers[1]});
+    Counts around = count(code, *tiles);
+    around.add(parts.finish, -1);
+    for (const Span &loop : inner) {
+        parts.block.add(count(code, loop), 1.0 / kCopies);
+        around.add(count(code, loop), -1);
+    }
+    parts.around.add(around, 1.0 / kCopies);
+    return parts;
+}
+
+const std::vector<std::string> &modeled_kernels() {
+    static const std::vector<std::string> names = [] {
+        using enum kernels::cuda::TileFormat;
+        std::vector<std::string> all;
+        for (const auto format : {F16, Q8_0, Q4_K, Q5_K, Q6_K})
+            for (const char *rest : {", 1, false>", ", 1, true>", ", 2, false>"})
+                if (rest[2] == '1' || (format != F16 && format != Q8_0))
+                    all.push_back("Linear<(TileFormat)" + std::to_string(static_cast<int>(format)) + rest);
+        return all;
+    }();
+    return names;
+}
+
+// --- the text ----------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::array<std::pair<const char *, Counts LinearCode::*>, 4> kParts = {
+    {{"block", &LinearCode::block},
+     {"around", &LinearCode::around},
+     {"finish", &LinearCode::finish},
+     {"start", &LinearCode::start}}};
+
+}  // namespace
+
+std::string to_text(const CodeTable &table, const std::string &compiler) {
+    std::ostringstream out;
+    out << "# " << compiler << "\n"
+        << "# Instructions of a warp in the matrix kernels, by part (tests/gpu/model/code.h): "
+           "scripts/predict\n"
+        << "# "
+           "arch\tregisters\tpart\tall\tfloat\thalf\tinteger\tmultiply\ttensor\tslow\tglobal\tshared\tother\t"
+           "kernel\n";
+    for (const auto &[key, code] : table)
+        for (const auto &[name, part] : kParts) {
+            out << "sm_" << key.first << '\t' << code.registers << '\t' << name << '\t' << (code.*part).all;
+            for (const double n : (code.*part).pipe) out << '\t' << n;
+            out << '\t' << key.second << "\n";
+        }
+    return out.str();
+}
+
+CodeTable read_code_table(const std::string &text, std::string &compiler) {
+    std::istringstream in(text);
+    CodeTable table;
+    std::getline(in, compiler);
+    if (compiler.rfind("# ", 0) != 0) throw std::runtime_error("a table of instructions without a compiler");
+    compiler.erase(0, 2);
+    std::map<std::pair<int, std::string>, size_t> parts;
+    for (std::string line; std::getline(in, line);) {
+        if (line.empty() || line[0] == '#') continue;
+        std::istringstream fields(line);
+        std::string arch, part, name;
+        int registers = 0;
+        Counts counts;
+        fields >> arch >> registers >> part >> counts.all;
+        for (double &n : counts.pipe) fields >> n;
+        std::getline(fields >> std::ws, name);
+        const auto known =
+            std::ranges::find_if(kParts, [&](const auto &candidate) { return part == candidate.first; });
+        if (!fields || arch.rfind("sm_", 0) != 0 || known == kParts.end())
+            throw std::runtime_error("not a line of the table of instructions: " + line);
+        const std::pair key(std::atoi(arch.c_str() + 3), name);
+        table[key].registers = registers;
+        table[key].*known->second = counts;
+        ++parts[key];
+    }
+    for (const auto &[key, count] : parts)
+        if (count != kParts.size())
+            throw std::runtime_error("the table of instructions lacks parts of " + key.second);
+    return table;
+}
+
+}  // namespace runnel::tests::model

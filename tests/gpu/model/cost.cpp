@@ -1,0 +1,140 @@
+#include "tests/gpu/model/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "kernels/cuda/linear/linear.h"
+
+namespace runnel::tests::model {
+
+using namespace kernels::cuda;
+
+namespace {
+
+constexpr int kBlockWarps = kLinearThreads / 32, kSchedulers = 4;
+
+// The share of its slots that a scheduler issues at best.
+constexpr Range kIssueShare = {0.92, 0.85, 0.75};
+// Of the writing part's instructions, how many run: its branches for gates and biases are not all taken.
+constexpr Range kFinishShare = {0.5, 0.65, 1};
+// Microseconds: the last block's norm and quantization; attention of a layer at a short context (a chain of loads from
+// L2 on few blocks); the copy of a step's input, the graph's launch and the wait for the token.
+constexpr Range kNorm = {1, 1.25, 1.5}, kAttention = {3, 3.5, 4}, kHost = {30, 37, 45};
+constexpr double kMicro = 1e-6;
+
+std::string kernel_name(const MatrixLaunch &launch, int tokens) {
+    return "Linear<(TileFormat)" + std::to_string(static_cast<int>(launch.format)) + ", " +
+           (tokens > 4 ? "2" : "1") + (launch.experts > 0 ? ", true>" : ", false>");
+}
+
+const LinearCode &code_of(const CodeTable &table, const Device &device, const MatrixLaunch &launch,
+                          int tokens) {
+    const auto found = table.find({device.code, kernel_name(launch, tokens)});
+    if (found == table.end())
+        throw std::out_of_range("the table of instructions has no " + kernel_name(launch, tokens) +
+                                " for sm_" + std::to_string(device.code));
+    return found->second;
+}
+
+// Blocks of a kernel per multiprocessor, by its registers (allocated in steps of 8). The kernels are compiled for at
+// most two.
+int resident(const LinearCode &code) {
+    constexpr int kRegisters = 65536, kStep = 8, kMost = 2;
+    const int each = (code.registers + kStep - 1) / kStep * kStep * kLinearThreads;
+    return std::clamp(kRegisters / each, 1, kMost);
+}
+
+// How the tiles of a launch are divided (linear_body.h).
+struct Grid {
+    int64_t units;          // tiles of rows (of both matrices of a gated pair)
+    int warps;              // of a unit
+    int64_t blocks, slots;  // slots: units at a time
+
+    Grid(const MatrixLaunch &launch, const LinearCode &code, const Device &device)
+        : units(row_tiles(launch.rows) * std::max(1, launch.experts)),
+          warps(warps_per_tile(col_blocks(launch.cols))) {
+        const int64_t teams = kBlockWarps / warps;
+        blocks =
+            std::min<int64_t>((units + teams - 1) / teams, int64_t{resident(code)} * device.multiprocessors);
+        slots = blocks * teams;
+    }
+};
+
+// Bytes per warp that are under way: the block of weights that is loaded ahead.
+double ahead(TileFormat format) {
+    constexpr double kHalfChunk = 2048;
+    return is_half(format) ? kHalfChunk : static_cast<double>(block_bytes(format));
+}
+
+// The time of the bytes: in a round, only blocks with a tile load.
+double time_of_bytes(const MatrixLaunch &launch, const Grid &grid, const Device &device, Case c) {
+    const double rate = device.read.at(c) * 1e9;
+    // Bytes under way that this rate needs, by the latency that the middle case implies.
+    const double needed = device.multiprocessors * device.in_flight * device.read.at(c) / device.read.middle;
+    const double per_unit = static_cast<double>(launch.bytes()) / static_cast<double>(grid.units);
+    const double per_tile = grid.warps * ahead(launch.format);
+    double time = 0;
+    for (int64_t left = grid.units; left > 0;) {
+        const int64_t now = std::min(left, grid.slots);
+        const double share = std::min(1.0, static_cast<double>(now) * per_tile / needed);
+        const int64_t rounds = now == grid.slots ? left / grid.slots : 1;
+        time += static_cast<double>(rounds * now) * per_unit / (rate * share);
+        left -= rounds * now;
+    }
+    return time;
+}
+
+double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &grid, const LinearCode &code,
+                            const Device &device, Case c) {
+    const double tiles = std::ceil(static_cast<double>(grid.units) / device.multiprocessors);
+    const double halves = launch.gated ? 2 : 1;
+    const int writers = std::min(grid.warps, (kTileRows * tokens + 31) / 32);
+    Counts all;  // of the multiprocessor with the most tiles
+    all.add(code.block, tiles * halves * static_cast<double>(col_blocks(launch.cols)));
+    all.add(code.around, tiles * halves * grid.warps);
+    all.add(code.finish, tiles * writers * kFinishShare.at(c));
+    all.add(code.start, std::ceil(static_cast<double>(grid.blocks) / device.multiprocessors) * kBlockWarps);
+    double clocks = all.all;
+    for (size_t i = 0; i < all.pipe.size(); ++i) clocks = std::max(clocks, all.pipe[i] * device.clocks[i]);
+    return clocks / kSchedulers / (device.clock.at(c) * 1e9 * kIssueShare.at(c));
+}
+
+}  // namespace
+
+LaunchCost cost_of(const MatrixLaunch &launch, int tokens, const Device &device, const CodeTable &table,
+                   Case c) {
+    const LinearCode &code = code_of(table, device, launch, tokens);
+    const Grid grid(launch, code, device);
+    LaunchCost cost;
+    cost.bytes = time_of_bytes(launch, grid, device, c);
+    cost.instructions = time_of_instructions(launch, tokens, grid, code, device, c);
+    // Two limits close to each other cost more than the larger one: up to 19%.
+    cost.time = std::pow(std::pow(cost.bytes, 4) + std::pow(cost.instructions, 4), 0.25);
+    return cost;
+}
+
+TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &device, const CodeTable &code,
+                  Case c) {
+    const TokenWork work = tokens == 1 ? one_token(shape, type) : one_batch(shape, type);
+    TokenCost cost;
+    cost.bytes = cost.matrices = static_cast<double>(work.other_bytes) / (device.read.at(c) * 1e9);
+    for (const MatrixLaunch &launch : work.matrices) {
+        const LaunchCost one = cost_of(launch, tokens, device, code, c);
+        cost.bytes += launch.count * one.bytes;
+        cost.instructions += launch.count * one.instructions;
+        cost.matrices += launch.count * one.time;
+    }
+    cost.boundaries = work.launches() * device.boundary.at(c) * kMicro;
+    cost.norms = work.norms * kNorm.at(c) * kMicro;
+    cost.attention = shape.layers * kAttention.at(c) * kMicro;
+    cost.host = kHost.at(c) * kMicro;
+    return cost;
+}
+
+Range tokens_per_second(const Shape &shape, FileType type, const Device &device, const CodeTable &code) {
+    const auto rate = [&](Case c) { return 1 / cost_of(shape, type, 1, device, code, c).all(); };
+    return {rate(Case::Optimistic), rate(Case::Middle), rate(Case::Pessimistic)};
+}
+
+}  // namespace runnel::tests::model
