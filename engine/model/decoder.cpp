@@ -61,6 +61,7 @@ class Decoder {
     void norm_heads(int32_t layer, Attention &attention);
     void own_layer_norm(const std::string &tensor, Slot slot, int32_t heads);
     WeightId ones();
+    WeightId gains(const std::string &tensor);
     Attention describe(int32_t layer, Slot out);
     bool full(int32_t layer) const { return t_.full.empty() || t_.full[static_cast<size_t>(layer)]; }
     bool biases(DecoderTraits::Biases least) const { return t_.biases >= least; }
@@ -106,10 +107,13 @@ void Decoder::emit() {
 
 void Decoder::layers() {
     if (t_.after_embeddings) t_.after_embeddings(b_, x());
-    for (int32_t i = 0; i < h_.block_count; ++i) {
-        b_.begin_layer(i);
-        layer(i);
-        if (t_.after_layer) t_.after_layer(b_, i, x());
+    for (int32_t pass = 0; pass < t_.passes; ++pass) {
+        if (pass > 0 && t_.norm_between_passes) norm(t_.output_norm, x(), x());
+        for (int32_t i = 0; i < h_.block_count; ++i) {
+            b_.begin_layer(pass * h_.block_count + i);
+            layer(i);
+            if (t_.after_layer) t_.after_layer(b_, i, x());
+        }
     }
     b_.end_layers();
     norm(t_.output_norm, x(), normed());
@@ -282,6 +286,15 @@ WeightId Decoder::ones() {
     return ones_;
 }
 
+// The gain of each q head, repeated for the head's dimensions.
+WeightId Decoder::gains(const std::string &tensor) {
+    const size_t head = static_cast<size_t>(h_.key_length);
+    std::vector<float> all;
+    for (const float gain : b_.values(tensor, {heads_, "attention.head_count"}, {1, "one"}))
+        all.insert(all.end(), head, gain);
+    return b_.constant(tensor, std::move(all), 1, 1, size_.q.value);
+}
+
 void Decoder::norm_heads(int32_t i, Attention &attention) {
     using HeadNorm = DecoderTraits::HeadNorm;
     const std::string q_name = prefix(i) + "attn_q_norm.weight", k_name = prefix(i) + "attn_k_norm.weight";
@@ -299,6 +312,10 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
     } else if (t_.head_norm == HeadNorm::PlainAfterRope && attention.rope >= 0) {
         attention.q_norm = attention.k_norm = ones();
         attention.norm_after_rope = true;
+    } else if (t_.head_norm == HeadNorm::PlainWithGain) {
+        // A rotation changes neither the norm nor the gain, so both may precede RoPE.
+        b_.add(Norm{.in = q(), .out = q(), .weight = gains(q_name), .eps = h_.norm_epsilon, .parts = heads_});
+        b_.add(Norm{.in = k(), .out = k(), .weight = kNoWeight, .eps = h_.norm_epsilon, .parts = kv_heads_});
     }
 }
 

@@ -35,6 +35,7 @@ struct DecoderTraits {
         WholeRow,          // RMS norm of all q heads together, and of all k heads
         OwnLayerNorm,      // layer norm of each head with its own weights, [head size][heads]
         PlainAfterRope,    // RMS norm of each head without weights, after RoPE, on layers that have RoPE
+        PlainWithGain,     // RMS norm of each head without weights; each q head has a gain, [heads]
     };
     enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases are required
 
@@ -57,6 +58,9 @@ struct DecoderTraits {
     std::string ffn_norm = "ffn_norm", ffn_post_norm = "post_ffw_norm";
     std::string output_norm = "output_norm";
     bool one_half = false;  // a layer has the attention half only
+    // The layers are computed this many times in turn; each pass has keys and values of its own.
+    int32_t passes = 1;
+    bool norm_between_passes = true;  // the output norm also follows every pass but the last
 
     // Sizes per layer; empty: the file's for all. A layer with 0 heads or 0 hidden units lacks that half.
     std::vector<int64_t> heads = {}, kv_heads = {}, hidden = {};

@@ -101,6 +101,8 @@ std::span<const Family> families() {
         {"dbrx", emit_dbrx},
         {"apertus", emit_apertus},
         {"smallthinker", emit_smallthinker},
+        {"nanbeige", emit_nanbeige},
+        {"talkie", emit_talkie},
     };
     return kFamilies;
 }

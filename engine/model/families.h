@@ -103,5 +103,7 @@ void emit_olmo(Builder &);
 void emit_dbrx(Builder &);
 void emit_apertus(Builder &);
 void emit_smallthinker(Builder &);
+void emit_nanbeige(Builder &);
+void emit_talkie(Builder &);
 
 }  // namespace runnel::model

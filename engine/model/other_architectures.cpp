@@ -67,8 +67,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"graniteswitch", "it needs adapters selected by tokens"},
     {"hrm_text", "it needs cycles over stacks of layers"},
     {"maple", "a mixture of experts; it needs SwiGLU clamped before the activation"},
-    {"nanbeige", "it needs layers that are run several times"},
-    {"talkie", "it needs a gain per head and embeddings added in every layer"},
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
     {"plm", "a decoder that is not implemented"},

@@ -217,6 +217,14 @@ void add_dense(std::vector<FamilyFiles> &list) {
                                 layer % 3 == 0 ? all.ff : 2 * all.ff};
                     }});
     add("minicpm3", {.latent = LatentFiles{.joint = true}, .branch_gain = 8});
+    add("nanbeige", {.keys = {{"num_loops", uint32_t{3}}, {"skip_loop_final_norm", false}}});
+    add("nanbeige-unnormed",
+        {.arch = "nanbeige", .keys = {{"num_loops", uint32_t{2}}, {"skip_loop_final_norm", true}}});
+    add("talkie", {.norms = {},
+                   .head_norm = HeadNorm::Gain,
+                   .norms_have_weights = false,
+                   .layer_factors = true,
+                   .keys = {{"logit_scale", 0.7f}}});
     add("olmo", {.norms = {},
                  .layer_norm = true,
                  .norms_have_weights = false,

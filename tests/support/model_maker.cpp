@@ -187,6 +187,7 @@ class Planner {
         if (mixed) plan_experts();
         if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
+        if (family_.layer_factors) vector("layer_output_scale.weight", 1, 0.3f);
     }
 
     // In families with recurrent layers, the block is an attention layer.
@@ -368,6 +369,8 @@ class Planner {
         if (family_.head_norm == HeadNorm::OwnWeights) {
             norm_of_heads("attn_q_norm", shape_.heads);
             norm_of_heads("attn_k_norm", shape_.kv_heads);
+        } else if (family_.head_norm == HeadNorm::Gain) {
+            tensors_.push_back({prefix() + "attn_q_norm.weight", {1, size.heads}, Type::F32, 1, 0.3f, {}});
         } else if (family_.head_norm != HeadNorm::None) {
             const bool whole = family_.head_norm == HeadNorm::WholeRow;
             vector("attn_q_norm.weight", whole ? q : hd, 1);

@@ -234,6 +234,15 @@ TEST_CASE("model: baichuan with 40 layers is refused, because it needs ALiBi") {
     check_refused(EditedModel(shape), "baichuan.block_count: 40");
 }
 
+TEST_CASE("model: nanbeige repeats its layers, each time with other keys and values") {
+    ModelShape shape;
+    shape.arch = "nanbeige", shape.layers = 2;
+    const TemporaryModel file(shape);
+    CHECK(model::build(file.file).program.cache_layers.size() == 6);
+    for (const uint32_t loops : {0u, 513u})
+        check_refused(EditedModel(shape).set("nanbeige.num_loops", loops), "nanbeige.num_loops");
+}
+
 TEST_CASE("model: hunyuan_vl multiplies RoPE's base by a power of alpha") {
     ModelShape shape;
     shape.arch = "hunyuan_vl";
