@@ -1,5 +1,6 @@
 #include "engine/model/decoder.h"
 
+#include <bit>
 #include <cmath>
 
 namespace runnel::model {
@@ -61,6 +62,7 @@ class Decoder {
     void norm_heads(int32_t layer, Attention &attention);
     void own_layer_norm(const std::string &tensor, Slot slot, int32_t heads);
     WeightId ones();
+    WeightId slopes();
     WeightId gains(const std::string &tensor);
     Attention describe(int32_t layer, Slot out);
     bool full(int32_t layer) const { return t_.full.empty() || t_.full[static_cast<size_t>(layer)]; }
@@ -79,7 +81,7 @@ class Decoder {
     int32_t heads_, kv_heads_;  // of the current layer, like size_
     Sizes size_;
     int32_t rope_ = -1, window_rope_ = -1;
-    WeightId ones_ = kNoWeight;
+    WeightId ones_ = kNoWeight, slopes_ = kNoWeight;
 };
 
 void Decoder::emit() {
@@ -265,6 +267,7 @@ Attention Decoder::describe(int32_t i, Slot out) {
             .window_kind = t_.window_kind,
             .softcap = static_cast<float>(t_.attention_softcap),
             .sinks = b_.optional_vector(prefix(i) + "attn_sinks.weight", {heads_, "attention.head_count"}),
+            .slopes = slopes(),
             .temperature = is_full ? t_.temperature : Attention::Temperature{}};
 }
 
@@ -284,6 +287,19 @@ WeightId Decoder::ones() {
         ones_ = b_.constant("ones", std::vector<float>(static_cast<size_t>(h_.key_length), 1.0f), 1, 1,
                             h_.key_length);
     return ones_;
+}
+
+// The slopes of ALiBi's biases: 2^(-b i / n) for head i of the first n, counted from 1, and for the others every
+// second one of those that 2n heads have; n is the largest power of two up to the number of heads.
+WeightId Decoder::slopes() {
+    if (t_.largest_alibi_bias == 0 || slopes_ != kNoWeight) return slopes_;
+    const auto n = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(heads_)));
+    std::vector<float> all;
+    for (int32_t head = 0; head < heads_; ++head) {
+        const double i = head < n ? head + 1 : (2 * (head - n) + 1) / 2.0;
+        all.push_back(static_cast<float>(std::exp2(-t_.largest_alibi_bias * i / n)));
+    }
+    return slopes_ = b_.constant("ALiBi slopes", std::move(all), 1, 1, heads_);
 }
 
 // The gain of each q head, repeated for the head's dimensions.

@@ -76,6 +76,8 @@ struct DecoderTraits {
 
     double attention_scale = 0;  // 0: 1 / sqrt(head size); the file's `attention.scale` takes precedence
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
+    // With ALiBi, attention.max_alibi_bias: the exponents of 1/2 in the heads' slopes go up to it. 0: no ALiBi.
+    double largest_alibi_bias = 0;
     double qkv_limit = 0;         // q, k and v are clamped to [-limit, limit]; 0: they are not
     bool attention_gate = false;  // A's attended values are multiplied by sigmoid(attn_gate x), x: its input
     double attention_out_scale = 1;  // of A's output

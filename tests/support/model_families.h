@@ -80,6 +80,7 @@ struct FamilyFiles {
     bool sinks = false;
     bool attn_output_bias = false;  // also without the other biases
     bool norms_have_weights = true;
+    bool embedding_norm = false;  // token_embd_norm
     bool inner_norms = false;     // attn_sub_norm, ffn_sub_norm
     bool image_experts = false;   // vis_*, for tokens of images
     bool narrow_values = false;   // values half as wide as keys

@@ -145,6 +145,7 @@ class Planner {
                shape_.tied ? 2.5f : root(shape_.width));
         if (family_.positions)
             matrix("position_embd", Role::Norm, shape_.width, shape_.context, root(shape_.width));
+        if (family_.embedding_norm) norm("token_embd_norm");
         plan_rope_factors();
         if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
@@ -395,6 +396,7 @@ class Planner {
                       up = family_.fused_gate_up ? 2 * ff : ff;
         if (ff == 0) return;
         if (family_.gated && !family_.fused_gate_up) matrix("ffn_gate", Role::Plain, width, ff, 1);
+        if (family_.gated && !family_.fused_gate_up && all_biases()) vector("ffn_gate.bias", ff, 0);
         matrix("ffn_up", Role::Plain, width, up, 1);
         if (all_biases()) vector("ffn_up.bias", up, 0);
         matrix("ffn_down", Role::FfnDown, ff, width, 2 * residual());

@@ -27,12 +27,9 @@ void emit_arcee(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Adjacent, .act = Act::ReluSquared, .gated = false});
 }
 
-// baichuan: Baichuan 7B. The 13B model has no RoPE; only the number of layers tells it apart.
+// baichuan: Baichuan 7B has RoPE, 13B has ALiBi; only the number of layers tells them apart.
 void emit_baichuan(Builder &b) {
-    if (b.hyper().block_count == 40)
-        b.metadata().fail(
-            "block_count",
-            "40: Baichuan 13B needs attention biases by distance (ALiBi), which are not computed");
+    if (b.hyper().block_count == 40) return emit_decoder(b, {.largest_alibi_bias = 8});
     emit_decoder(b, {.pairs = Pairs::Adjacent});
 }
 
