@@ -95,6 +95,7 @@ std::span<const Family> families() {
         {"mimo2", emit_mimo2, true},
         {"cohere2moe", emit_cohere2moe},
         {"arctic", emit_arctic},
+        {"grok", emit_grok},
         {"mistral4", emit_deepseek2},
         {"deepseek32", emit_sparse_deepseek2},
         {"glm-dsa", emit_sparse_deepseek2},

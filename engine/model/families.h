@@ -100,6 +100,7 @@ void emit_granite_swa(Builder &);
 void emit_mimo2(Builder &);
 void emit_cohere2moe(Builder &);
 void emit_arctic(Builder &);
+void emit_grok(Builder &);
 void emit_minicpm3(Builder &);
 void emit_afmoe(Builder &);
 void emit_muse_glimmer(Builder &);

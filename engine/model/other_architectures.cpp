@@ -66,7 +66,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
     {"plm", "a decoder that is not implemented"},
-    {"grok", "a mixture of experts; it needs soft-capped scores with their own scale"},
     {"phimoe", "a mixture of experts; it needs layer norms and the router SparseMixer"},
 };
 

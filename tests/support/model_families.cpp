@@ -337,6 +337,13 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
          .keys = {{"attention.clamp_kqv", 0.8f}}},
         {.width_key = false});
     add("smallthinker", {.keys = {window, sigmoid}}, {});
+    add("grok",
+        {.norms = {"attn_norm", "attn_output_norm", "ffn_norm", "layer_output_norm"},
+         .keys = {{"attention.output_scale", 0.4f},
+                  {"attn_logit_softcapping", 2.0f},
+                  {"embedding_scale", 3.0f},
+                  {"logit_scale", 0.7f}}},
+        {});
     add("arctic", {}, {.width_key = false, .dense_too = true});
     add("mistral4",
         {.latent = LatentFiles{},
