@@ -114,7 +114,7 @@ std::optional<AttentionMap> attention_map(const Program &whole, int32_t layer, c
     Row values(n * kv_heads * n);
     for (size_t t = 0; t < n; ++t)
         for (size_t head = 0; head < kv_heads; ++head) values[(t * kv_heads + head) * n + t] = 1;
-    const Row sinks = vector_of(program, step.sinks);
+    const Row sinks = vector_of(program, step.sinks), slopes = vector_of(program, step.slopes);
     AttentionMap map{layer, step.heads, step.window, step.sink_cells, n, {}};
     map.weights.resize(static_cast<size_t>(step.heads) * n * n);
     for (size_t t = 0; t < n; ++t) {
@@ -128,7 +128,7 @@ std::optional<AttentionMap> attention_map(const Program &whole, int32_t layer, c
         const Row to_sinks =
             step.sink_cells > 0 ? query(std::min(own, step.window + step.sink_cells - 1)) : Row{};
         const Row weights =
-            reference::attention_heads(step, query(own), all_keys, values, own, sinks, to_sinks);
+            reference::attention_heads(step, query(own), all_keys, values, own, sinks, to_sinks, slopes);
         for (size_t head = 0; head < static_cast<size_t>(step.heads); ++head)
             std::copy_n(weights.begin() + static_cast<std::ptrdiff_t>(head * n), n,
                         map.weights.begin() + static_cast<std::ptrdiff_t>((head * n + t) * n));

@@ -187,7 +187,9 @@ struct RopeTable {
 //   3. if temperature.beta is not 0: q *= 1 + temperature.beta * ln(1 + floor((p + temperature.offset) /
 //      temperature.length)), where p is the position of q's token;
 //   4. k and v are appended to the cache (so the cache holds k after RoPE);
-//   5. scores s_i = scale * q . k_i, with a soft-cap c: s_i = c * tanh(s_i / c) (Gemma 2);
+//   5. scores s_i = scale * q . k_i, with a soft-cap c: s_i = c * tanh(s_i / c) (Gemma 2); with slopes:
+//      s_i -= slopes[head] * (number of tokens from key i to q's) (ALiBi; Press et al. 2022). For sink cells
+//      the number is counted from the position that q is rotated for;
 //   6. weights p_i = exp(s_i) / (sum_j exp(s_j) + exp(sinks[head])), the last term only with sinks, over the
 //      keys of the sequence that the token attends to: itself and the earlier ones of its window;
 //   7. out = sum_i p_i v_i.
@@ -215,8 +217,9 @@ struct Attention {
     float norm_eps = 0;
     bool norm_after_rope = false;
     Window window_kind = Window::Sliding;
-    float softcap = 0;           // 0: none
-    WeightId sinks = kNoWeight;  // F32, [1][heads]
+    float softcap = 0;            // 0: none
+    WeightId sinks = kNoWeight;   // F32, [1][heads]
+    WeightId slopes = kNoWeight;  // F32, [1][heads]
     Temperature temperature = {};
     int32_t layer = -1;
 
@@ -224,6 +227,7 @@ struct Attention {
     void describe(auto &tell) const {
         tell.reads(q), tell.reads(k), tell.reads(v), tell.writes(out);
         tell.vector(q_norm, Use{}), tell.vector(k_norm, Use{}), tell.vector(sinks, Use{});
+        tell.vector(slopes, Use{});
         tell.rope(rope);
         tell.cache(CacheUse{cache, k != kNoSlot, window, sink_cells});
     }

@@ -1,5 +1,6 @@
 #include "engine/model/decoder.h"
 
+#include <bit>
 #include <cmath>
 
 namespace runnel::model {
@@ -61,6 +62,8 @@ class Decoder {
     void norm_heads(int32_t layer, Attention &attention);
     void own_layer_norm(const std::string &tensor, Slot slot, int32_t heads);
     WeightId ones();
+    WeightId slopes();
+    WeightId gains(const std::string &tensor);
     Attention describe(int32_t layer, Slot out);
     bool full(int32_t layer) const { return t_.full.empty() || t_.full[static_cast<size_t>(layer)]; }
     bool biases(DecoderTraits::Biases least) const { return t_.biases >= least; }
@@ -78,7 +81,7 @@ class Decoder {
     int32_t heads_, kv_heads_;  // of the current layer, like size_
     Sizes size_;
     int32_t rope_ = -1, window_rope_ = -1;
-    WeightId ones_ = kNoWeight;
+    WeightId ones_ = kNoWeight, slopes_ = kNoWeight;
 };
 
 void Decoder::emit() {
@@ -106,10 +109,13 @@ void Decoder::emit() {
 
 void Decoder::layers() {
     if (t_.after_embeddings) t_.after_embeddings(b_, x());
-    for (int32_t i = 0; i < h_.block_count; ++i) {
-        b_.begin_layer(i);
-        layer(i);
-        if (t_.after_layer) t_.after_layer(b_, i, x());
+    for (int32_t pass = 0; pass < t_.passes; ++pass) {
+        if (pass > 0 && t_.norm_between_passes) norm(t_.output_norm, x(), x());
+        for (int32_t i = 0; i < h_.block_count; ++i) {
+            b_.begin_layer(pass * h_.block_count + i);
+            layer(i);
+            if (t_.after_layer) t_.after_layer(b_, i, x());
+        }
     }
     b_.end_layers();
     norm(t_.output_norm, x(), normed());
@@ -261,6 +267,7 @@ Attention Decoder::describe(int32_t i, Slot out) {
             .window_kind = t_.window_kind,
             .softcap = static_cast<float>(t_.attention_softcap),
             .sinks = b_.optional_vector(prefix(i) + "attn_sinks.weight", {heads_, "attention.head_count"}),
+            .slopes = slopes(),
             .temperature = is_full ? t_.temperature : Attention::Temperature{}};
 }
 
@@ -282,6 +289,28 @@ WeightId Decoder::ones() {
     return ones_;
 }
 
+// The slopes of ALiBi's biases: 2^(-b i / n) for head i of the first n, counted from 1, and for the others every
+// second one of those that 2n heads have; n is the largest power of two up to the number of heads.
+WeightId Decoder::slopes() {
+    if (t_.largest_alibi_bias == 0 || slopes_ != kNoWeight) return slopes_;
+    const auto n = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(heads_)));
+    std::vector<float> all;
+    for (int32_t head = 0; head < heads_; ++head) {
+        const double i = head < n ? head + 1 : (2 * (head - n) + 1) / 2.0;
+        all.push_back(static_cast<float>(std::exp2(-t_.largest_alibi_bias * i / n)));
+    }
+    return slopes_ = b_.constant("ALiBi slopes", std::move(all), 1, 1, heads_);
+}
+
+// The gain of each q head, repeated for the head's dimensions.
+WeightId Decoder::gains(const std::string &tensor) {
+    const size_t head = static_cast<size_t>(h_.key_length);
+    std::vector<float> all;
+    for (const float gain : b_.values(tensor, {heads_, "attention.head_count"}, {1, "one"}))
+        all.insert(all.end(), head, gain);
+    return b_.constant(tensor, std::move(all), 1, 1, size_.q.value);
+}
+
 void Decoder::norm_heads(int32_t i, Attention &attention) {
     using HeadNorm = DecoderTraits::HeadNorm;
     const std::string q_name = prefix(i) + "attn_q_norm.weight", k_name = prefix(i) + "attn_k_norm.weight";
@@ -299,6 +328,10 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
     } else if (t_.head_norm == HeadNorm::PlainAfterRope && attention.rope >= 0) {
         attention.q_norm = attention.k_norm = ones();
         attention.norm_after_rope = true;
+    } else if (t_.head_norm == HeadNorm::PlainWithGain) {
+        // A rotation changes neither the norm nor the gain, so both may precede RoPE.
+        b_.add(Norm{.in = q(), .out = q(), .weight = gains(q_name), .eps = h_.norm_epsilon, .parts = heads_});
+        b_.add(Norm{.in = k(), .out = k(), .weight = kNoWeight, .eps = h_.norm_epsilon, .parts = kv_heads_});
     }
 }
 

@@ -35,6 +35,7 @@ struct DecoderTraits {
         WholeRow,          // RMS norm of all q heads together, and of all k heads
         OwnLayerNorm,      // layer norm of each head with its own weights, [head size][heads]
         PlainAfterRope,    // RMS norm of each head without weights, after RoPE, on layers that have RoPE
+        PlainWithGain,     // RMS norm of each head without weights; each q head has a gain, [heads]
     };
     enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases are required
 
@@ -57,6 +58,9 @@ struct DecoderTraits {
     std::string ffn_norm = "ffn_norm", ffn_post_norm = "post_ffw_norm";
     std::string output_norm = "output_norm";
     bool one_half = false;  // a layer has the attention half only
+    // The layers are computed this many times in turn; each pass has keys and values of its own.
+    int32_t passes = 1;
+    bool norm_between_passes = true;  // the output norm also follows every pass but the last
 
     // Sizes per layer; empty: the file's for all. A layer with 0 heads or 0 hidden units lacks that half.
     std::vector<int64_t> heads = {}, kv_heads = {}, hidden = {};
@@ -72,6 +76,8 @@ struct DecoderTraits {
 
     double attention_scale = 0;  // 0: 1 / sqrt(head size); the file's `attention.scale` takes precedence
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
+    // With ALiBi, attention.max_alibi_bias: the exponents of 1/2 in the heads' slopes go up to it. 0: no ALiBi.
+    double largest_alibi_bias = 0;
     double qkv_limit = 0;         // q, k and v are clamped to [-limit, limit]; 0: they are not
     bool attention_gate = false;  // A's attended values are multiplied by sigmoid(attn_gate x), x: its input
     double attention_out_scale = 1;  // of A's output

@@ -66,6 +66,10 @@ std::span<const Family> families() {
         {"cogvlm", emit_halves},
         {"baichuan", emit_baichuan},
         {"bitnet", emit_bitnet},
+        {"bloom", emit_bloom},
+        {"refact", emit_refact},
+        {"jais", emit_jais},
+        {"mpt", emit_mpt},
         {"orion", emit_orion},
         {"qwen", emit_qwen},
         {"qwen2vl", emit_qwen2},
@@ -91,6 +95,7 @@ std::span<const Family> families() {
         {"mimo2", emit_mimo2, true},
         {"cohere2moe", emit_cohere2moe},
         {"arctic", emit_arctic},
+        {"grok", emit_grok},
         {"mistral4", emit_deepseek2},
         {"deepseek32", emit_sparse_deepseek2},
         {"glm-dsa", emit_sparse_deepseek2},
@@ -101,6 +106,8 @@ std::span<const Family> families() {
         {"dbrx", emit_dbrx},
         {"apertus", emit_apertus},
         {"smallthinker", emit_smallthinker},
+        {"nanbeige", emit_nanbeige},
+        {"talkie", emit_talkie},
     };
     return kFamilies;
 }

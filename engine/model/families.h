@@ -79,6 +79,10 @@ void emit_halves(Builder &);
 void emit_arcee(Builder &);
 void emit_baichuan(Builder &);
 void emit_bitnet(Builder &);
+void emit_bloom(Builder &);
+void emit_refact(Builder &);
+void emit_jais(Builder &);
+void emit_mpt(Builder &);
 void emit_orion(Builder &);
 void emit_qwen(Builder &);
 void emit_hunyuan_vl(Builder &);
@@ -96,6 +100,7 @@ void emit_granite_swa(Builder &);
 void emit_mimo2(Builder &);
 void emit_cohere2moe(Builder &);
 void emit_arctic(Builder &);
+void emit_grok(Builder &);
 void emit_minicpm3(Builder &);
 void emit_afmoe(Builder &);
 void emit_muse_glimmer(Builder &);
@@ -103,5 +108,7 @@ void emit_olmo(Builder &);
 void emit_dbrx(Builder &);
 void emit_apertus(Builder &);
 void emit_smallthinker(Builder &);
+void emit_nanbeige(Builder &);
+void emit_talkie(Builder &);
 
 }  // namespace runnel::model

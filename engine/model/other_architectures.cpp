@@ -55,10 +55,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"hy_v4", "it needs an indexer and hyper-connections"},
     {"glm5-next", "it needs Kimi delta attention, an indexer and hyper-connections"},
     {"qwen4exp", "it needs an indexer, hyper-connections and a table of n-grams"},
-    {"bloom", kAlibi},
-    {"refact", kAlibi},
-    {"jais", kAlibi},
-    {"mpt", kAlibi},
     {"step35", kHeadGates},
     {"laguna", kHeadGates},
     {"spark2_5", kHeadGates},
@@ -67,12 +63,9 @@ constexpr OtherArchitecture kOthers[] = {
     {"graniteswitch", "it needs adapters selected by tokens"},
     {"hrm_text", "it needs cycles over stacks of layers"},
     {"maple", "a mixture of experts; it needs SwiGLU clamped before the activation"},
-    {"nanbeige", "it needs layers that are run several times"},
-    {"talkie", "it needs a gain per head and embeddings added in every layer"},
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
     {"plm", "a decoder that is not implemented"},
-    {"grok", "a mixture of experts; it needs soft-capped scores with their own scale"},
     {"phimoe", "a mixture of experts; it needs layer norms and the router SparseMixer"},
 };
 

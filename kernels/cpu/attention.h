@@ -7,7 +7,8 @@
 //
 // A row is one query head of one token. Its result (all float32, fma means one rounding):
 //   1. score of a cell: fma chain over d ascending of q[d] * k[d], from 0; then * scale; with a soft-cap c
-//      then c * tanh(that / c) (vector.h). For the sink cells, q is sink_q.
+//      then c * tanh(that / c) (vector.h). For the sink cells, q is sink_q. With slopes then + slope * distance,
+//      the product rounded first, where distance = cell - min(the token's cell, last_distance_cell).
 //   2. The visible cells are split into ranges: the sink cells are the first; the others are split at
 //      multiples of kRangeCells of the sequence. Within a range, page by page in ascending order, with a
 //      maximum m (from -1e30), 16 sums l and o[head_dim_v] (from 0):
@@ -56,12 +57,14 @@ struct AttentionTile {
     int32_t first_cell;
     int32_t window;  // 0: all earlier cells
     float scale;
-    bool chunked = false;           // the window begins at a multiple of its length
-    float softcap = 0;              // 0: none
-    const float *sinks = nullptr;   // [heads], or null
-    int32_t sink_cells = 0;         // at most kRangeCells
-    const float *sink_q = nullptr;  // with sink cells: the rows of q for them, laid out as q
-    int32_t end_cell = INT32_MAX;   // cells from here on are not visible to any row
+    bool chunked = false;                    // the window begins at a multiple of its length
+    float softcap = 0;                       // 0: none
+    const float *sinks = nullptr;            // [heads], or null
+    const float *slopes = nullptr;           // [heads], or null: no bias by distance
+    int32_t sink_cells = 0;                  // at most kRangeCells
+    const float *sink_q = nullptr;           // with sink cells: the rows of q for them, laid out as q
+    int32_t end_cell = INT32_MAX;            // cells from here on are not visible to any row
+    int32_t last_distance_cell = INT32_MAX;  // distances are counted from this cell at most
 };
 
 // The first cell after the sink cells that a token in cell `own` attends to: own - window + 1, or, chunked,

@@ -146,16 +146,41 @@ void scores(const float *q, const Page &page, int32_t head_dim, float *p) {
     }
 }
 
-// Scales and caps the scores in p and subtracts the row's maximum; rescales o and the sums when the maximum changes.
+// What is added to the scores of a row: slope * (from + i) for cell i of the page.
+struct DistanceBias {
+    float slope = 0;
+    int32_t from = 0;
+};
+
+inline DistanceBias distance_bias(const AttentionTile &tile, int row, int32_t page_cell) {
+    if (tile.slopes == nullptr) return {};
+    const int32_t own = tile.first_cell + row / tile.heads;
+    return {tile.slopes[row % tile.heads],
+            page_cell - (own < tile.last_distance_cell ? own : tile.last_distance_cell)};
+}
+
+// v += slope * distance for the cells [cell, cell + width) of the page.
 template <typename L>
-inline void subtract_maximum(float *p, float scale, float softcap, Visible cells, float *maximum, float *sums,
-                             float *o, size_t o_size) {
+inline typename L::Float biased(typename L::Float v, const DistanceBias &bias, int cell) {
+    alignas(64) static constexpr float kCells[kBlockTokens] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                                               11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                                               22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    const auto distance = L::add(L::load(kCells + cell), L::set(static_cast<float>(bias.from)));
+    return L::add(v, L::mul(L::set(bias.slope), distance));
+}
+
+// Scales, caps and biases the scores in p and subtracts the row's maximum; rescales o and the sums when the maximum
+// changes.
+template <typename L>
+inline void subtract_maximum(float *p, float scale, float softcap, const DistanceBias &bias, Visible cells,
+                             float *maximum, float *sums, float *o, size_t o_size) {
     constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
     const bool whole = cells == Visible{0, kBlockTokens};
     typename L::Float v[N];
     for (int i = 0; i < N; ++i) {
         v[i] = L::mul(L::load(p + i * W), L::set(scale));
         if (softcap != 0) v[i] = soft_capped<L>(v[i], L::set(softcap));
+        if (bias.slope != 0) v[i] = biased<L>(v[i], bias, i * W);
         if (!whole) v[i] = L::keep(v[i], L::set(kNoMaximum), cells.begin - i * W, cells.end - i * W);
     }
     auto largest = v[0];
@@ -271,9 +296,10 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
     float *sums = rows.sums + first * kSumLanes;
     for (int r = 0; r < R; ++r)
         if (cells[r].any())
-            subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, tile.softcap, cells[r],
-                                rows.range_m + first + r, sums + r * kSumLanes,
-                                o + static_cast<size_t>(r) * rows.o_stride, rows.o_stride);
+            subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, tile.softcap,
+                                distance_bias(tile, first + r, page_cell), cells[r], rows.range_m + first + r,
+                                sums + r * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
+                                rows.o_stride);
     for (int r = 0; r < R; ++r)
         if (cells[r].any()) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
     // Rows with the same visible cells are computed together: no row touches a cell outside its window.
@@ -441,6 +467,7 @@ inline bool row_sees(const AttentionTile &tile, int row, int32_t range) {
 // The tile with its rows attending to the sink cells only, which are range 0.
 inline AttentionTile sink_tile(AttentionTile tile) {
     tile.q = tile.sink_q;
+    tile.last_distance_cell = tile.window + tile.sink_cells - 1;
     tile.window = 0;
     tile.end_cell = tile.sink_cells;
     tile.sink_cells = 0;

@@ -192,6 +192,7 @@ AttentionTile AttentionRunner::tile(const Attention &a, const SequenceSpan &sequ
             .chunked = a.window_kind == Attention::Window::Chunked,
             .softcap = a.softcap,
             .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * heads,
+            .slopes = a.slopes == kNoWeight ? nullptr : vector_of(a.slopes) + kv_head * heads,
             .sink_cells = a.sink_cells,
             .sink_q = a.sink_cells == 0
                           ? nullptr

@@ -209,6 +209,7 @@ class Planner {
         use_floats(step.q_norm);
         use_floats(step.k_norm);
         use_floats(step.sinks);
+        use_floats(step.slopes);
         plan_.ops.push_back(AttentionOp{step, {}});
         written(step.out);
     }

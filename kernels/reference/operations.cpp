@@ -72,13 +72,19 @@ double temperature(const Attention::Temperature &t, int32_t position) {
 
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks,
-                    std::span<const double> sink_q) {
+                    std::span<const double> sink_q, std::span<const double> slopes) {
     const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
     const size_t kv_heads = static_cast<size_t>(step.kv_heads);
     const auto visible = [&](int64_t key) {
         if (step.window == 0 || key < step.sink_cells) return true;
         if (step.window_kind == Attention::Window::Sliding) return own - key < step.window;
         return key / step.window == own / step.window;
+    };
+    const auto bias = [&](size_t head, int64_t key) {
+        if (slopes.empty()) return 0.0;
+        const int64_t at =
+            key < step.sink_cells ? std::min<int64_t>(own, step.window + step.sink_cells - 1) : own;
+        return slopes[head] * static_cast<double>(key - at);
     };
     Row out;
     for (size_t head = 0; head < static_cast<size_t>(step.heads); ++head) {
@@ -90,10 +96,11 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
         for (int64_t key = 0; key <= own; ++key)
             if (visible(key))
                 scores.emplace_back(
-                    key, softcap(static_cast<double>(step.scale) *
-                                     dot((key < step.sink_cells ? sink_q : q).subspan(head * dk, dk),
-                                         row(k, key, dk)),
-                                 static_cast<double>(step.softcap)));
+                    key, bias(head, key) +
+                             softcap(static_cast<double>(step.scale) *
+                                         dot((key < step.sink_cells ? sink_q : q).subspan(head * dk, dk),
+                                             row(k, key, dk)),
+                                     static_cast<double>(step.softcap)));
         double largest = sinks.empty() ? scores[0].second : sinks[head];
         for (const auto &[key, score] : scores) largest = std::max(largest, score);
         double sum = sinks.empty() ? 0 : std::exp(sinks[head] - largest);

@@ -334,7 +334,7 @@ class ReferenceBackend final : public Backend {
     void run(const Attention &s) {
         if (s.k != kNoSlot) append(s);
         const Pages &pages = pages_[static_cast<size_t>(s.cache)];
-        const Row sinks = vector_of(s.sinks), norm_weight = vector_of(s.q_norm);
+        const Row sinks = vector_of(s.sinks), slopes = vector_of(s.slopes), norm_weight = vector_of(s.q_norm);
         for (const SequenceSpan &sequence : batch_->sequences) {
             const auto table = table_of(sequence, s);
             const int32_t end = sequence.past + sequence.count;
@@ -350,7 +350,8 @@ class ReferenceBackend final : public Backend {
                 };
                 const Row to_sinks =
                     s.sink_cells > 0 ? query(std::min(position, s.window + s.sink_cells - 1)) : Row{};
-                const Row out = attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks);
+                const Row out =
+                    attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks, slopes);
                 std::ranges::copy(out, row(s.out, t).begin());
             }
         }

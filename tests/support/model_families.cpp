@@ -160,6 +160,36 @@ void add_recurrent(std::vector<FamilyFiles> &list) {
     add(nemotron, alternating, ExpertFiles{.shared = Shared::Plain, .selection_bias = true});
 }
 
+// Biases by distance (ALiBi).
+void add_alibi(std::vector<FamilyFiles> &list) {
+    const FamilyFiles::Key alibi = {"attention.max_alibi_bias", 8.0f};
+    FamilyFiles bloom{.name = "bloom",
+                      .arch = "bloom",
+                      .layer_norm = true,
+                      .norm_bias = true,
+                      .biases = Biases::All,
+                      .fused_qkv = true,
+                      .gated = false,
+                      .rope = false};
+    FamilyFiles jais = bloom, mpt = bloom;
+    bloom.embedding_norm = true;
+    list.push_back(bloom);
+    list.push_back({.name = "refact", .arch = "refact", .rope = false});
+    jais.name = jais.arch = "jais", jais.gated = true, jais.keys = {alibi};
+    list.push_back(jais);
+    mpt.name = "mpt-positions", mpt.arch = "mpt", mpt.positions = true;
+    list.push_back(mpt);
+    list.push_back({.name = "mpt",
+                    .arch = "mpt",
+                    .layer_norm = true,
+                    .fused_qkv = true,
+                    .gated = false,
+                    .tied = true,
+                    .rope = false,
+                    .keys = {alibi, {"attention.clamp_kqv", 0.8f}}});
+    list.push_back({.name = "baichuan-13b", .arch = "baichuan", .rope = false});
+}
+
 // Dense families with few differences from others.
 void add_dense(std::vector<FamilyFiles> &list) {
     const FamilyFiles::Key sections = {"rope.dimension_sections", std::vector<int32_t>{2, 1, 1, 0}};
@@ -217,6 +247,14 @@ void add_dense(std::vector<FamilyFiles> &list) {
                                 layer % 3 == 0 ? all.ff : 2 * all.ff};
                     }});
     add("minicpm3", {.latent = LatentFiles{.joint = true}, .branch_gain = 8});
+    add("nanbeige", {.keys = {{"num_loops", uint32_t{3}}, {"skip_loop_final_norm", false}}});
+    add("nanbeige-unnormed",
+        {.arch = "nanbeige", .keys = {{"num_loops", uint32_t{2}}, {"skip_loop_final_norm", true}}});
+    add("talkie", {.norms = {},
+                   .head_norm = HeadNorm::Gain,
+                   .norms_have_weights = false,
+                   .layer_factors = true,
+                   .keys = {{"logit_scale", 0.7f}}});
     add("olmo", {.norms = {},
                  .layer_norm = true,
                  .norms_have_weights = false,
@@ -299,6 +337,13 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
          .keys = {{"attention.clamp_kqv", 0.8f}}},
         {.width_key = false});
     add("smallthinker", {.keys = {window, sigmoid}}, {});
+    add("grok",
+        {.norms = {"attn_norm", "attn_output_norm", "ffn_norm", "layer_output_norm"},
+         .keys = {{"attention.output_scale", 0.4f},
+                  {"attn_logit_softcapping", 2.0f},
+                  {"embedding_scale", 3.0f},
+                  {"logit_scale", 0.7f}}},
+        {});
     add("arctic", {}, {.width_key = false, .dense_too = true});
     add("mistral4",
         {.latent = LatentFiles{},
@@ -440,6 +485,7 @@ std::vector<FamilyFiles> make_list() {
     add_experts(list);
     add_recurrent(list);
     add_dense(list);
+    add_alibi(list);
     add_mixtures(list);
     return list;
 }

@@ -60,7 +60,8 @@ struct LayerSizes {
 };
 
 struct FamilyFiles {
-    enum class HeadNorm { None, PerHead, WholeRow, OwnWeights };  // [hd]; [heads * hd]; [hd, heads]
+    // [hd]; [heads * hd]; [hd, heads]; Gain: [1, heads], for queries only
+    enum class HeadNorm { None, PerHead, WholeRow, OwnWeights, Gain };
     enum class Biases { None, Qkv, All };
     using Key =
         std::pair<std::string, std::variant<float, uint32_t, bool, std::string, std::vector<int32_t>>>;
@@ -79,9 +80,11 @@ struct FamilyFiles {
     bool sinks = false;
     bool attn_output_bias = false;  // also without the other biases
     bool norms_have_weights = true;
+    bool embedding_norm = false;  // token_embd_norm
     bool inner_norms = false;     // attn_sub_norm, ffn_sub_norm
     bool image_experts = false;   // vis_*, for tokens of images
     bool narrow_values = false;   // values half as wide as keys
+    bool layer_factors = false;   // layer_output_scale
     bool double_ff_key = false;   // feed_forward_length counts gate and up
     bool attention_gate = false;  // attn_gate, for every attended value
     // Periods of boolean arrays: the last layer of each period is full (has RoPE). 0: no array.

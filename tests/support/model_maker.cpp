@@ -145,6 +145,7 @@ class Planner {
                shape_.tied ? 2.5f : root(shape_.width));
         if (family_.positions)
             matrix("position_embd", Role::Norm, shape_.width, shape_.context, root(shape_.width));
+        if (family_.embedding_norm) norm("token_embd_norm");
         plan_rope_factors();
         if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
@@ -187,6 +188,7 @@ class Planner {
         if (mixed) plan_experts();
         if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
+        if (family_.layer_factors) vector("layer_output_scale.weight", 1, 0.3f);
     }
 
     // In families with recurrent layers, the block is an attention layer.
@@ -368,6 +370,8 @@ class Planner {
         if (family_.head_norm == HeadNorm::OwnWeights) {
             norm_of_heads("attn_q_norm", shape_.heads);
             norm_of_heads("attn_k_norm", shape_.kv_heads);
+        } else if (family_.head_norm == HeadNorm::Gain) {
+            tensors_.push_back({prefix() + "attn_q_norm.weight", {1, size.heads}, Type::F32, 1, 0.3f, {}});
         } else if (family_.head_norm != HeadNorm::None) {
             const bool whole = family_.head_norm == HeadNorm::WholeRow;
             vector("attn_q_norm.weight", whole ? q : hd, 1);
@@ -392,6 +396,7 @@ class Planner {
                       up = family_.fused_gate_up ? 2 * ff : ff;
         if (ff == 0) return;
         if (family_.gated && !family_.fused_gate_up) matrix("ffn_gate", Role::Plain, width, ff, 1);
+        if (family_.gated && !family_.fused_gate_up && all_biases()) vector("ffn_gate.bias", ff, 0);
         matrix("ffn_up", Role::Plain, width, up, 1);
         if (all_biases()) vector("ffn_up.bias", up, 0);
         matrix("ffn_down", Role::FfnDown, ff, width, 2 * residual());

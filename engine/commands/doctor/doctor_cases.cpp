@@ -346,6 +346,7 @@ class Cases {
                   step.norm_after_rope,
                   bits(step.softcap),
                   type(step.sinks),
+                  type(step.slopes),
                   bits(t.beta),
                   t.length,
                   t.offset}))
@@ -376,9 +377,10 @@ class Cases {
         if (step.sink_cells > 0) name += ", with sink cells";
         if (step.softcap > 0) name += ", soft-cap";
         if (step.sinks != kNoWeight) name += ", sinks";
+        if (step.slopes != kNoWeight) name += ", biases by distance";
         if (step.q_norm != kNoWeight || step.k_norm != kNoWeight) name += ", norms";
         if (step.temperature.beta != 0) name += ", temperature";
-        if (step.rope < 0) name += ", no positions";
+        if (step.rope < 0 && step.slopes == kNoWeight) name += ", no positions";
         return name;
     }
 

@@ -122,6 +122,24 @@ void emit_cohere2moe(Builder &b) {
     emit_decoder(b, traits);
 }
 
+// grok: Grok 1. Norms before and after both halves; scores have their own scale and a soft-cap. The numbers are those
+// of files without the keys.
+void emit_grok(Builder &b) {
+    const Metadata &m = b.metadata();
+    const bool new_name = b.has("blk.0.post_ffw_norm.weight");
+    DecoderTraits traits{.pairs = Pairs::Halves,
+                         .block = DecoderTraits::Block::Sandwich,
+                         .attn_post_norm = "attn_output_norm",
+                         .ffn_post_norm = new_name ? "post_ffw_norm" : "layer_output_norm",
+                         .attention_scale = m.real("attention.output_scale", 0).value_or(0.08838834764831845),
+                         .attention_softcap = m.real("attn_logit_softcapping", 0).value_or(30),
+                         .logit_softcap = m.real("final_logit_softcapping", 0).value_or(0),
+                         .embedding_scale = m.real("embedding_scale").value_or(78.38367176906169),
+                         .logit_scale = m.real("logit_scale").value_or(0.5773502691896257)};
+    with_experts(traits, {.normalize = true, .act = kernels::Activation::Kind::GeluTanh});
+    emit_decoder(b, traits);
+}
+
 // arctic: Snowflake Arctic. After attention, a dense network as wide as the residual stream; parallel to
 // both, experts that read the layer's input.
 void emit_arctic(Builder &b) {

@@ -1,4 +1,6 @@
 // Dense families with few differences from llama.
+#include <algorithm>
+
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 
@@ -25,12 +27,9 @@ void emit_arcee(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Adjacent, .act = Act::ReluSquared, .gated = false});
 }
 
-// baichuan: Baichuan 7B. The 13B model has no RoPE; only the number of layers tells it apart.
+// baichuan: Baichuan 7B has RoPE, 13B has ALiBi; only the number of layers tells them apart.
 void emit_baichuan(Builder &b) {
-    if (b.hyper().block_count == 40)
-        b.metadata().fail(
-            "block_count",
-            "40: Baichuan 13B needs attention biases by distance (ALiBi), which are not computed");
+    if (b.hyper().block_count == 40) return emit_decoder(b, {.largest_alibi_bias = 8});
     emit_decoder(b, {.pairs = Pairs::Adjacent});
 }
 
@@ -60,6 +59,17 @@ void emit_qwen(Builder &b) {
 // plamo: PLaMo 13B. Both halves of a layer read the same norm.
 void emit_plamo(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Halves, .block = Block::Parallel, .ffn_norm = ""});
+}
+
+// nanbeige: Nanbeige 4.2. The layers are computed `num_loops` times.
+void emit_nanbeige(Builder &b) {
+    const Metadata &m = b.metadata();
+    const int64_t most = 1024 / b.hyper().block_count;
+    const bool skips_norm = m.boolean("skip_loop_final_norm").value_or(false);
+    emit_decoder(
+        b, {.pairs = Pairs::Adjacent,
+            .passes = static_cast<int32_t>(m.integer("num_loops", 1, std::max<int64_t>(most, 1)).value_or(1)),
+            .norm_between_passes = !skips_norm});
 }
 
 // maincoder: query and key heads are normed after RoPE.

@@ -16,7 +16,8 @@
 //      each step with a cell that is visible to some row of the tile:
 //        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16; for wide heads
 //        the sum over the first half of the chunks, rounded up, plus the sum over the others), s *= scale,
-//        s = cap * tanh(s * (1 / cap)), s *= log2(e), -infinity for cells not visible to the row; m' =
+//        s = cap * tanh(s * (1 / cap)), with slopes s = fma(slope, cell - the row's own cell, s) (sink cells:
+//        min(own cell, sink_position)), s *= log2(e), -infinity for cells not visible to the row; m' =
 //        max(m, the step's s); f = 2^(m - m'); p = 2^(s - m'), rounded to 16 bits; l = l f + sum p, o = o
 //        f + p . v, by mma over the cells in chunks of 16.
 //   3. Splits are joined in order, those of sink cells first: m' = max(m, m_s), a = 2^(m - m'), b = 2^(m_s
@@ -82,7 +83,7 @@ struct AttentionParams {
     const int32_t *positions;       // [token], for RoPE
     const float *q_factors;         // [token]: q is multiplied by it (temperature), or null
     const float *q_norm, *k_norm;   // [dim_k], or null; weights
-    const float *sinks;             // [heads], or null; weights
+    const float *sinks, *slopes;    // [heads], or null; weights
     float *partial;                 // decode: attention_partial_floats(...), any contents
     uint32_t *counters;  // decode: [sequences * kv_heads * max_tiles]; zero before and after a launch
                          // wide: [side_by_side]

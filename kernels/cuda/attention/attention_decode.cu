@@ -80,6 +80,7 @@ struct DecodeBody {
         Run run;
         LaneRows rows;
         CellRange cells;  // the tile's cells that are in the cache, and those that the batch adds
+        int first_row;
         int first, last;  // steps
         bool appends;
         Sums<kTiles> sums;
@@ -182,8 +183,9 @@ struct DecodeBody {
             products.mma(c[1], a, {b[2], b[3]});
         }
         const int cell = step * kAttentionStep + first + 2 * (lane_index() & 3);
-        finish_scores(p, state.rows, cell, c[0]);
-        finish_scores(p, state.rows, cell + 8, c[1]);
+        const auto tile = [&] { return RowTile{state.space, state.first_row}; };
+        finish_scores(p, state.rows, cell, c[0], tile);
+        finish_scores(p, state.rows, cell + 8, c[1], tile);
     }
 
     static DEVICE void accumulate(const Params &p, State &state, Shared &shared, int step) {
@@ -273,6 +275,7 @@ struct DecodeBody {
         const Run run = run_of(p, item.sinks);
         const int first_row = item.tile * kAttentionRows;
         state.run = run;
+        state.first_row = first_row;
         state.rows = lane_rows(p, state.space, run, first_row);
         // Tile 0 appends all new tokens of the split, including those visible only to later tiles.
         state.appends = item.tile == 0;

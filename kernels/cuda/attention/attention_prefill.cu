@@ -164,17 +164,19 @@ struct PrefillBody {
         }
     }
 
-    static DEVICE void finish_step(const Params &p, const State &state, int step, float (&c)[kCellTiles][4]) {
+    static DEVICE void finish_step(const Params &p, const State &state, const Shared &shared, int step,
+                                   float (&c)[kCellTiles][4]) {
         const int cell = step * kAttentionStep + 2 * (lane_index() & 3);
+        const auto tile = [&] { return RowTile{row_space_of(p, shared), tile_row(shared)}; };
 #pragma unroll
-        for (int n = 0; n < kCellTiles; ++n) finish_scores(p, state.rows, cell + 8 * n, c[n]);
+        for (int n = 0; n < kCellTiles; ++n) finish_scores(p, state.rows, cell + 8 * n, c[n], tile);
     }
 
     static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
                               float (&c)[kCellTiles][4]) {
         clear(c);
         multiply_keys(p, shared, 0, padded_k(p) / 16, c);
-        finish_step(p, state, step, c);
+        finish_step(p, state, shared, step, c);
     }
 
     // c becomes p; l and o are scaled to the new maximum.
@@ -307,7 +309,7 @@ struct PrefillBody {
                                     {first, smaller(p.dim_k - first, Shared::kKeys), padded}, step);
                 if (active) multiply_keys(p, shared, first / 16, padded / 16, c);
             }
-            if (active) finish_step(p, state, step, c);
+            if (active) finish_step(p, state, shared, step, c);
             fill<kOut>(p, shared, p.v_cache, v_values(shared), step);
             if (!active) continue;
             rescale(state, c);

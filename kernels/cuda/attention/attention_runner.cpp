@@ -95,7 +95,7 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
     p.tables = input.tables(group), p.table_stride = input.table_stride(group);
     p.positions = input.positions();
     p.q_norm = weights.floats(a.q_norm), p.k_norm = weights.floats(a.k_norm),
-    p.sinks = weights.floats(a.sinks);
+    p.sinks = weights.floats(a.sinks), p.slopes = weights.floats(a.slopes);
     p.partial = partials_.as<float>(), p.counters = counters_.as<uint32_t>(), p.totals = totals_.as<float>();
     if (a.rope >= 0) {
         const RopeTable &rope = program_->ropes[static_cast<size_t>(a.rope)];

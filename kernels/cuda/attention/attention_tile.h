@@ -165,13 +165,30 @@ DEVICE void load_v(const unsigned char *v, int first, int n, uint32_t (&b)[4]) {
     ldmatrix_x4_trans(b, v + RowsLayout<kDim>::offset(first + lane_index(), n));
 }
 
-// Scales, caps and masks scores, in units of log2: c[0] and c[2] of `cell`, c[1] and c[3] of the next cell.
-DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int cell, float (&c)[4]) {
+// The rows of a tile.
+struct RowTile {
+    RowSpace space;
+    int first;
+};
+
+// A score of row `row` of the tile with its bias by distance.
+DEVICE float add_distance(const AttentionParams &p, const RowTile &tile, int row, int cell, float s) {
+    int own = tile.space.own_cell(tile.first + row);
+    if (cell < p.sink_cells) own = smaller(own, p.sink_position);
+    return fma_rn(p.slopes[tile.space.head(tile.first + row)], static_cast<float>(cell - own), s);
+}
+
+// Scales, caps, biases and masks scores, in units of log2: c[0] and c[2] of `cell`, c[1] and c[3] of the next cell.
+// tile() returns the RowTile; it is called only if there are slopes.
+template <class Tile>
+DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int cell, float (&c)[4],
+                          const Tile &tile) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float s = c[i] * p.scale;
         if (p.softcap != 0.0f) s = soft_cap_p(s, p.softcap, p.softcap_inverse);
         const int at = cell + (i & 1);
+        if (p.slopes) s = add_distance(p, tile(), (lane_index() >> 2) + 8 * (i >> 1), at, s);
         const bool visible = at >= rows.first[i >> 1] && at <= rows.own[i >> 1];
         c[i] = visible ? s * kLog2E : bits_float(0xff800000u);  // minus infinity
     }

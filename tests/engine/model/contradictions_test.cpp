@@ -75,7 +75,7 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     for (const std::string_view end :
          {".context_length", ".sliding_window", ".expert_used_count", ".expert_shared_count",
           ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",
-          ".original_context_length", ".shared_kv_layers", ".temperature_length"})
+          ".original_context_length", ".shared_kv_layers", ".temperature_length", ".num_loops"})
         if (key.ends_with(end)) return true;
     return false;
 }

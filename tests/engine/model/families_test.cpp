@@ -66,6 +66,7 @@ ModelShape as_recorded(const std::string &arch) {
                    : arch == "exaone4-32b"    ? 64
                    : arch == "deepseek2-lite" ? 27
                    : arch == "baichuan"       ? 32
+                   : arch == "baichuan-13b"   ? 40
                                               : 7;
     shape.heads = 4, shape.kv_heads = 2, shape.vocab = 320, shape.context = 512, shape.seed = 11;
     for (const char *same : {"dots1", "qwen", "cogvlm", "deepseek2-ocr", "olmo2", "olmo3", "olmoe", "gpt2",

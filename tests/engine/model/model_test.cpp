@@ -228,10 +228,44 @@ TEST_CASE("model: glm4 with position axes rotates halves") {
     CHECK(pairs("glm4-axes") == kernels::RopeTable::Pairs::Halves);
 }
 
-TEST_CASE("model: baichuan with 40 layers is refused, because it needs ALiBi") {
+TEST_CASE("model: baichuan has ALiBi with 40 layers, and RoPE otherwise") {
+    const auto attention = [](int64_t layers) {
+        ModelShape shape;
+        shape.arch = "baichuan", shape.layers = layers;
+        const TemporaryModel file(shape);
+        for (const kernels::Step &step : model::build(file.file).program.steps)
+            if (const auto *found = std::get_if<kernels::Attention>(&step)) return *found;
+        return kernels::Attention{};
+    };
+    CHECK(attention(40).slopes != kernels::kNoWeight);
+    CHECK(attention(40).rope == -1);
+    CHECK(attention(3).slopes == kernels::kNoWeight);
+    CHECK(attention(3).rope == 0);
+}
+
+TEST_CASE(
+    "model: ALiBi's slopes fall from head to head, also for a number of heads that is no power of two") {
     ModelShape shape;
-    shape.arch = "baichuan", shape.layers = 40;
-    check_refused(EditedModel(shape), "baichuan.block_count: 40");
+    shape.arch = "refact", shape.heads = 6, shape.kv_heads = 1, shape.width = 48;
+    const TemporaryModel file(shape);
+    const model::Model model = model::build(file.file);
+    for (const kernels::Step &step : model.program.steps)
+        if (const auto *found = std::get_if<kernels::Attention>(&step)) {
+            const kernels::Weight &weight = model.program.weights[static_cast<size_t>(found->slopes)];
+            const auto *slopes = reinterpret_cast<const float *>(weight.data);
+            // Four heads have 2^-2, 2^-4 ...; the others take the first two that only eight heads have.
+            const float expected[] = {0x1p-2f, 0x1p-4f, 0x1p-6f, 0x1p-8f, 0x1p-1f, 0x1p-3f};
+            CHECK(std::equal(expected, expected + 6, slopes));
+        }
+}
+
+TEST_CASE("model: nanbeige repeats its layers, each time with other keys and values") {
+    ModelShape shape;
+    shape.arch = "nanbeige", shape.layers = 2;
+    const TemporaryModel file(shape);
+    CHECK(model::build(file.file).program.cache_layers.size() == 6);
+    for (const uint32_t loops : {0u, 513u})
+        check_refused(EditedModel(shape).set("nanbeige.num_loops", loops), "nanbeige.num_loops");
 }
 
 TEST_CASE("model: hunyuan_vl multiplies RoPE's base by a power of alpha") {

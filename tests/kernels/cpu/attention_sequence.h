@@ -62,6 +62,7 @@ struct Shape {
     bool values_are_keys = false;
     CacheType k_type = CacheType::F16, v_type = CacheType::F16;
     int32_t sink_cells = 0;
+    bool slopes = false;
 };
 
 // OCP e4m3: 1 sign, 4 bits of exponent (bias 7), 3 of mantissa.
@@ -122,6 +123,7 @@ class Sequence {
         q = normal(engine, int64_t{shape.cells} * shape.heads * shape.head_dim_k, spread);
         if (shape.values_are_keys) pages.v = nullptr;
         sinks = normal(engine, shape.heads, 5);
+        for (int32_t i = 0; i < shape.heads; ++i) slopes.push_back(0.3f / static_cast<float>(i + 1));
         if (shape.sink_cells > 0) sink_q = normal(engine, static_cast<int64_t>(q.size()), spread);
         k = normal(engine, int64_t{shape.cells} * shape.head_dim_k);
         v = normal(engine, int64_t{shape.cells} * shape.head_dim_v);
@@ -163,6 +165,7 @@ class Sequence {
         tile.chunked = shape.chunked;
         tile.softcap = shape.softcap;
         if (shape.sinks) tile.sinks = sinks.data();
+        if (shape.slopes) tile.slopes = slopes.data();
         tile.sink_cells = shape.sink_cells;
         if (shape.sink_cells > 0)
             tile.sink_q = sink_q.data() + int64_t{cell} * shape.heads * shape.head_dim_k;
@@ -193,7 +196,7 @@ class Sequence {
     Shape shape;
     std::vector<BlockId> table;
     KvPages pages;
-    Floats q, k, v, sinks, sink_q;
+    Floats q, k, v, sinks, slopes, sink_q;
 
   private:
     size_t block_of(int32_t cell) const {
@@ -251,6 +254,7 @@ inline Floats attend_one_by_one(const AttentionKernels &kernels, const Sequence 
             tile.out += t * whole.out_stride + h * whole.pages.head_dim_v;
             tile.first_cell += t;
             if (tile.sinks) tile.sinks += h;
+            if (tile.slopes) tile.slopes += h;
             if (tile.sink_q) tile.sink_q += t * whole.q_stride + h * whole.pages.head_dim_k;
             tile.tokens = tile.heads = 1;
             kernels.attend(tile, scratch_for(tile).get());
@@ -275,7 +279,8 @@ struct Partial {
 };
 
 inline Partial range_by_definition(const float *q, const Floats &k, const Floats &v,
-                                   const AttentionTile &tile, int32_t begin, int32_t end) {
+                                   const AttentionTile &tile, int32_t begin, int32_t end, float slope,
+                                   int32_t own) {
     const int32_t dk = tile.pages.head_dim_k, dv = tile.pages.head_dim_v;
     Partial out;
     out.o.assign(static_cast<size_t>(dv), 0.0f);
@@ -288,6 +293,8 @@ inline Partial range_by_definition(const float *q, const Floats &k, const Floats
             for (int32_t d = 0; d < dk; ++d) sum = std::fma(q[d], k[static_cast<size_t>(cell * dk + d)], sum);
             s[cell % 32] = sum * tile.scale;
             if (tile.softcap != 0) vector_scalar().softcap(tile.softcap, s + cell % 32, 1, s + cell % 32);
+            const float bias = slope * static_cast<float>(cell - own);
+            s[cell % 32] += bias;
             largest = std::max(largest, s[cell % 32]);
         }
         if (largest > out.m) {
@@ -319,15 +326,18 @@ inline Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32
                        : tile.chunked   ? own / tile.window * tile.window
                                         : std::max(0, own - tile.window + 1);
         Partial joined;
+        const float slope = tile.slopes ? tile.slopes[row % tile.heads] : 0;
         const int32_t sinks = tile.sink_cells;
         if (sinks > 0)
-            joined = range_by_definition(tile.sink_q + int64_t{row} * tile.pages.head_dim_k, k, v, tile, 0,
-                                         std::min(own + 1, sinks));
+            joined =
+                range_by_definition(tile.sink_q + int64_t{row} * tile.pages.head_dim_k, k, v, tile, 0,
+                                    std::min(own + 1, sinks), slope, std::min(own, tile.window + sinks - 1));
         seen = std::max(seen, sinks);
         for (int32_t range = seen / kRangeCells; seen <= own && range <= own / kRangeCells; ++range) {
-            const Partial part = range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v,
-                                                     tile, std::max(seen, range * kRangeCells),
-                                                     std::min(own + 1, (range + 1) * kRangeCells));
+            const Partial part =
+                range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v, tile,
+                                    std::max(seen, range * kRangeCells),
+                                    std::min(own + 1, (range + 1) * kRangeCells), slope, own);
             if (joined.o.empty()) {
                 joined = part;
                 continue;
@@ -356,7 +366,8 @@ inline double error_against_reference(const Sequence &sequence, int32_t cell, in
     const Shape &s = sequence.shape;
     const auto k = reference::to_row(rounded_to_half(sequence.k)),
                v = reference::to_row(rounded_to_half(sequence.v));
-    const auto q = reference::to_row(sequence.q), sinks = reference::to_row(sequence.sinks);
+    const auto q = reference::to_row(sequence.q), sinks = reference::to_row(sequence.sinks),
+               slopes = reference::to_row(sequence.slopes);
     const Attention step{
         .q = 0,
         .k = 1,
@@ -377,7 +388,8 @@ inline double error_against_reference(const Sequence &sequence, int32_t cell, in
         const int64_t own = cell + t, width = int64_t{s.heads} * s.head_dim_k;
         const auto expected = reference::attention_heads(
             step, std::span(q).subspan(static_cast<size_t>(own * width), static_cast<size_t>(width)), k,
-            s.values_are_keys ? reference::Row{} : v, own, s.sinks ? sinks : reference::Row{});
+            s.values_are_keys ? reference::Row{} : v, own, s.sinks ? sinks : reference::Row{}, {},
+            s.slopes ? slopes : reference::Row{});
         for (size_t i = 0; i < expected.size(); ++i) {
             const double difference =
                 std::fabs(out[static_cast<size_t>(t) * expected.size() + i] - expected[i]);

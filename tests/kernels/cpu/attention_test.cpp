@@ -61,7 +61,11 @@ TEST_CASE("attention: random shapes agree with double precision") {
                           round % 3 == 0,
                           round % 5 == 1 ? 3.0f : 0,
                           round % 4 == 1,
-                          values_are_keys};
+                          values_are_keys,
+                          CacheType::F16,
+                          CacheType::F16,
+                          0,
+                          round % 5 == 2};
         CAPTURE(round);
         CAPTURE(tokens);
         CAPTURE(past);
@@ -72,6 +76,7 @@ TEST_CASE("attention: random shapes agree with double precision") {
         CAPTURE(shape.chunked);
         CAPTURE(shape.softcap);
         CAPTURE(shape.sinks);
+        CAPTURE(shape.slopes);
         CAPTURE(values_are_keys);
         Sequence sequence(engine, shape, round % 5 == 0 ? kHalfInfinity : kHalfNan, 2);
         sequence.append_all(attention_best(), engine);
@@ -91,7 +96,9 @@ TEST_CASE("attention: rows are what the header defines, to the last bit") {
     for (const Shape shape :
          {Shape{1, 1, 32, 32, 0}, Shape{1090, 3, 33, 20, 0}, Shape{1090, 3, 33, 20, 600},
           Shape{700, 8, 64, 64, 33}, Shape{45, 5, 80, 96, 0}, Shape{1090, 3, 33, 20, 600, true, 4, true},
-          Shape{540, 2, 64, 48, 0, false, 0, true, true}}) {
+          Shape{540, 2, 64, 48, 0, false, 0, true, true},
+          Shape{1090, 3, 33, 20, 0, false, 0, false, false, CacheType::F16, CacheType::F16, 0, true},
+          Shape{1090, 3, 33, 20, 40, false, 4, true, false, CacheType::F16, CacheType::F16, 20, true}}) {
         CAPTURE(shape.cells);
         CAPTURE(shape.window);
         Sequence sequence(engine, shape, kHalfNan, 3);

@@ -190,7 +190,8 @@ std::vector<reference::Row> exact(const Problem &p, const Result &result) {
             const reference::Row q = exact_queries(p, token, position),
                                  sink_q =
                                      exact_queries(p, token, std::min(position, a.window + a.sink_cells - 1));
-            rows.push_back(reference::attention_heads(a, q, k, v, cell, reference::to_row(p.sinks), sink_q));
+            rows.push_back(reference::attention_heads(a, q, k, v, cell, reference::to_row(p.sinks), sink_q,
+                                                      reference::to_row(p.slopes)));
             const auto width = static_cast<size_t>(a.head_dim_v);
             for (size_t at = 0; at < rows.back().size() && p.shape.rotates_v(); at += width)
                 reference::hadamard(std::span(rows.back()).subspan(at, width));
@@ -223,7 +224,7 @@ Problem make_problem(const Shape &shape, uint64_t seed) {
     testing::Random random(seed);
     const auto &a = shape.step;
     const auto size = [](int64_t n) { return static_cast<size_t>(n); };
-    Problem p{shape, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+    Problem p{shape, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
     for (const Sequence &s : shape.sequences) {
         for (int32_t i = 0; i < s.count; ++i) p.positions.push_back(shape.first_position + s.past + i);
         const auto cells = [&](CacheType type, int32_t dim) {
@@ -247,6 +248,7 @@ Problem make_problem(const Shape &shape, uint64_t seed) {
     };
     if (shape.head_norm) p.q_norm = around_one(size(a.head_dim_k)), p.k_norm = around_one(size(a.head_dim_k));
     if (shape.sinks) p.sinks = normals(random, size(a.heads));
+    for (int32_t i = 0; i < a.heads && shape.slopes; ++i) p.slopes.push_back(random.uniform() * 0.5f);
     if (shape.factors) p.factors = around_one(tokens);
     // Blocks in random order; entries beyond a sequence's end are invalid and must not be used.
     std::vector<int32_t> ids(size(p.blocks));
@@ -287,6 +289,7 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
         return Buffer<float>(stream, x.empty() ? std::vector<float>{0} : x, name, Region::Weights);
     };
     const Buffer<float> q_norm = optional(p.q_norm, "q norm"), k_norm = optional(p.k_norm, "k norm");
+    const Buffer<float> slopes = optional(p.slopes, "slopes");
     const Buffer<float> sinks = optional(p.sinks, "sinks"), factors = optional(p.factors, "factors");
     const Buffer<float> partial(stream, static_cast<size_t>(attention_partial_floats(items, a.head_dim_v)),
                                 "partial");
@@ -318,6 +321,7 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     params.q_norm = p.q_norm.empty() ? nullptr : q_norm.data();
     params.k_norm = p.k_norm.empty() ? nullptr : k_norm.data();
     params.sinks = p.sinks.empty() ? nullptr : sinks.data();
+    params.slopes = p.slopes.empty() ? nullptr : slopes.data();
     params.partial = partial.data(), params.counters = counters.data(), params.totals = totals.data();
     if (shape.rope)
         params.rope = {turn_table.data(), shape.rope->magnitude,

@@ -27,6 +27,7 @@ struct Shape {
     CacheType k_type = CacheType::F16, v_type = CacheType::F16;
     int32_t first_position = 0;  // of every sequence's cell 0
     bool latent = false;         // values are the first dimensions of the keys
+    bool slopes = false;         // biases by distance
 
     bool wide() const { return kernels::cuda::is_wide(latent, step.head_dim_k, step.head_dim_v); }
     bool rotates_k() const { return !latent && kernels::rotates_keys(k_type); }
@@ -41,7 +42,7 @@ enum class Way { Decode, Prefill, Split };
 struct Problem {
     Shape shape;
     std::vector<float> q, k, v;  // [token][heads][dim]
-    std::vector<float> q_norm, k_norm, sinks, factors;
+    std::vector<float> q_norm, k_norm, sinks, slopes, factors;
     std::vector<int32_t> positions;
     std::vector<std::vector<CacheCell>> old_k, old_v;  // per sequence: [cell][kv_head]
     std::vector<int32_t> tables;

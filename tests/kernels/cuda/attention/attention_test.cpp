@@ -105,6 +105,18 @@ TEST_CASE("cuda attention: windows, soft-cap and sinks are applied") {
         }
 }
 
+TEST_CASE("cuda attention: scores have biases by distance") {
+    uint64_t seed = 170;
+    for (const auto &[window, sinks] : {std::pair{0, 0}, {70, 0}, {40, 4}, {20, 300}}) {
+        Shape shape{attention(6, 2, 40, 32), {{600, 1}, {2, 2}, {299, 18}, {0, 70}}, {}};
+        shape.slopes = true, shape.sinks = sinks == 4;
+        shape.step.window = window, shape.step.sink_cells = sinks;
+        shape.k_type = shape.v_type = window == 70 ? CacheType::Q8_0 : CacheType::F16;
+        CAPTURE(window);
+        check_shape(shape, seed++);
+    }
+}
+
 TEST_CASE("cuda attention: sink cells are visible to every row, as if before the window") {
     uint64_t seed = 70;
     for (const auto &[window, sinks] : {std::pair{40, 4}, {20, 300}, {5, 64}})

@@ -79,6 +79,7 @@ TEST_CASE("cuda wide attention: results are right for random shapes with norm, R
         }
         shape.step.norm_after_rope = random.below(2) > 0;
         shape.step.softcap = random.below(2) ? 2.5f : 0;
+        shape.slopes = random.below(3) == 0;
         if (random.below(2)) {
             shape.step.window = 1 + below(300);
             if (random.below(2))
