@@ -51,9 +51,14 @@ Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> repl
                                             const StopRequest &stop) {
     kernels::Program program = engine_.model().program;
     Result result;
-    for (const ReplacedTensor &by : replaced)
-        if (const gguf::Tensor *tensor = engine_.file().find_tensor(by.name))
-            result.used |= replace(program, *tensor, by);
+    for (const ReplacedTensor &by : replaced) {
+        if (by.data.empty()) continue;
+        const gguf::Tensor *tensor = engine_.file().find_tensor(by.name);
+        if (tensor && replace(program, *tensor, by))
+            result.used = true;
+        else
+            result.unused.push_back(by.name);
+    }
     if (!result.used) return result;
     std::vector<std::string> notes;
     const std::unique_ptr<Executor> executor = engine_.executor_beside(program, 1, notes);
@@ -64,7 +69,9 @@ Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> repl
         return std::span<const float>(row);
     });
     run_all(run, stop);
-    result.divergence = std::max(0.0, run.result().divergence->mean);
+    const Perplexity::Divergence divergence = *run.result().divergence;
+    result.divergence = std::max(0.0, divergence.mean);
+    result.error = divergence.error;
     return result;
 }
 
