@@ -68,7 +68,13 @@ Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> repl
         expand_row(base_[next++], row);
         return std::span<const float>(row);
     });
-    run_all(run, stop);
+    double before = 0;
+    while (run.done() < run.chunks()) {
+        if (!run.step(&stop)) throw base::Interrupted{};
+        const double sum = run.result().divergence->mean * static_cast<double>(run.done());
+        result.chunks.push_back(sum - before);
+        before = sum;
+    }
     const Perplexity::Divergence divergence = *run.result().divergence;
     result.divergence = std::max(0.0, divergence.mean);
     result.error = divergence.error;

@@ -34,6 +34,7 @@ class Sensitivity {
     struct Result {
         double divergence = 0, error = 0;
         bool used = false;
+        std::vector<double> chunks;       // mean divergence of each chunk
         std::vector<std::string> unused;  // names of tensors that are not matrices of the program
     };
     Result divergence(std::span<const ReplacedTensor> replaced, const StopRequest &stop);

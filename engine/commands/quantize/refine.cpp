@@ -47,6 +47,21 @@ std::string text_name(const std::string &path) {
     return path == "-" ? "stdin" : path;
 }
 
+// Whether b has less divergence than a by more than the standard error of the difference. Chunks are compared one by one:
+// some are harder for every choice.
+bool is_clearly_less(const Sensitivity::Result &a, const Sensitivity::Result &b) {
+    const size_t count = std::min(a.chunks.size(), b.chunks.size());
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < count; ++i) {
+        const double gain = a.chunks[i] - b.chunks[i];
+        sum += gain, squares += gain * gain;
+    }
+    if (count < 2) return b.divergence < a.divergence;
+    const double n = static_cast<double>(count), mean = sum / n;
+    const double error = std::sqrt(std::max(0.0, squares / n - mean * mean) / (n - 1));
+    return b.divergence < a.divergence && mean > error;
+}
+
 // The source's tensors as a choice has them.
 class ChosenModel {
   public:
@@ -209,7 +224,7 @@ class Refinement {
         TypeChoice next = choose(tensors);
         const Sensitivity::Result result = judge(next);
         const bool is_better =
-            input_.target.divergence ? next.bytes < best.bytes : result.divergence < measured.divergence;
+            input_.target.divergence ? next.bytes < best.bytes : is_clearly_less(measured, result);
         if (is_better) best = std::move(next), measured = result;
         return is_better;
     }

@@ -53,7 +53,7 @@ struct RefineInput {
 
 // Chooses by `tensors`, measures the whole model on the held-out text, then measures slopes again around the choice,
 // on the text for choosing if there is one. A later choice replaces the first only if it measures better: less
-// divergence, or, with --target-kl, fewer bytes within the limit. Memory: the chosen model and one group of tensors.
+// divergence by more than the standard error over chunks, or, with --target-kl, fewer bytes within the limit. Memory: the chosen model and one group of tensors.
 // Throws QuantizeError if --target-kl cannot be reached, and Interrupted.
 Refined choose_measured(const RefineInput &input, const std::vector<quantize::OpenTensor> &tensors);
 
