@@ -51,9 +51,14 @@ Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> repl
                                             const StopRequest &stop) {
     kernels::Program program = engine_.model().program;
     Result result;
-    for (const ReplacedTensor &by : replaced)
-        if (const gguf::Tensor *tensor = engine_.file().find_tensor(by.name))
-            result.used |= replace(program, *tensor, by);
+    for (const ReplacedTensor &by : replaced) {
+        if (by.data.empty()) continue;
+        const gguf::Tensor *tensor = engine_.file().find_tensor(by.name);
+        if (tensor && replace(program, *tensor, by))
+            result.used = true;
+        else
+            result.unused.push_back(by.name);
+    }
     if (!result.used) return result;
     std::vector<std::string> notes;
     const std::unique_ptr<Executor> executor = engine_.executor_beside(program, 1, notes);
@@ -63,8 +68,16 @@ Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> repl
         expand_row(base_[next++], row);
         return std::span<const float>(row);
     });
-    run_all(run, stop);
-    result.divergence = std::max(0.0, run.result().divergence->mean);
+    double before = 0;
+    while (run.done() < run.chunks()) {
+        if (!run.step(&stop)) throw base::Interrupted{};
+        const double sum = run.result().divergence->mean * static_cast<double>(run.done());
+        result.chunks.push_back(sum - before);
+        before = sum;
+    }
+    const Perplexity::Divergence divergence = *run.result().divergence;
+    result.divergence = std::max(0.0, divergence.mean);
+    result.error = divergence.error;
     return result;
 }
 

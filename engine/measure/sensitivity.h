@@ -17,7 +17,7 @@ namespace runnel::measure {
 struct ReplacedTensor {
     std::string name;             // in the model file
     gguf::Type type;              // of `data`
-    std::vector<std::byte> data;  // all rows
+    std::vector<std::byte> data;  // all rows; empty: the tensor stays as it is
 };
 
 class Sensitivity {
@@ -27,11 +27,15 @@ class Sensitivity {
     Sensitivity(decode::Engine &engine, std::vector<TokenId> tokens, int32_t context,
                 const StopRequest &stop);
 
-    // Mean divergence over the scored tokens, at least 0. False in `used` means that no matrix of the program consists
-    // of the replaced tensors' rows. Throws as the constructor does.
+    int64_t tokens() const { return static_cast<int64_t>(base_.size()); }  // scored
+
+    // Mean divergence over the scored tokens, at least 0, and its standard error. False in `used` means that no matrix
+    // of the program consists of the replaced tensors' rows. Throws as the constructor does.
     struct Result {
-        double divergence = 0;
+        double divergence = 0, error = 0;
         bool used = false;
+        std::vector<double> chunks;       // mean divergence of each chunk
+        std::vector<std::string> unused;  // names of tensors that are not matrices of the program
     };
     Result divergence(std::span<const ReplacedTensor> replaced, const StopRequest &stop);
 

@@ -36,7 +36,7 @@ bool is_fallback(Type type) {
 
 // The rise of the perplexity of LLaMA-7B with one kind of matrix at about 2 bits in all layers (llama.cpp issue
 // 1256). The figure of the output matrix, which was not measured there, is that of the demo model in tests/models.
-double damage_of(Role role) {
+double figure_of(Role role) {
     switch (role) {
         case Role::Output:
             return 1.2;
@@ -68,7 +68,7 @@ void set_figures(const gguf::File &source, std::vector<OpenTensor> &tensors) {
     for (const OpenTensor &tensor : tensors) ++count[tensor.role];
     for (OpenTensor &tensor : tensors) {
         const bool is_output = tied && tensor.name == "token_embd.weight";
-        tensor.slope = (damage_of(tensor.role) + (is_output ? damage_of(Role::Output) : 0)) /
+        tensor.slope = (figure_of(tensor.role) + (is_output ? figure_of(Role::Output) : 0)) /
                        static_cast<double>(count[tensor.role]);
     }
 }
@@ -253,6 +253,51 @@ const TypeOption *probe_type(const OpenTensor &tensor) {
     return smallest == tensor.options.end() || smallest->type == tensor.source->type ? nullptr : &*smallest;
 }
 
+const TypeOption *next_smaller(const OpenTensor &tensor, Type type) {
+    const TypeOption *from = tensor.find(type), *next = nullptr;
+    for (const TypeOption &option : tensor.options)
+        if (from && option.bytes < from->bytes && option.error > from->error &&
+            (!next || option.bytes > next->bytes ||
+             (option.bytes == next->bytes && option.error < next->error)))
+            next = &option;
+    return next;
+}
+
+const TypeOption *next_larger(const OpenTensor &tensor, Type type) {
+    const TypeOption *from = tensor.find(type), *next = nullptr;
+    for (const TypeOption &option : tensor.options)
+        if (from && option.bytes > from->bytes && option.error < from->error &&
+            (!next || option.bytes < next->bytes ||
+             (option.bytes == next->bytes && option.error < next->error)))
+            next = &option;
+    return next;
+}
+
+double read_share(const gguf::File &source, const gguf::Tensor &tensor) {
+    const bool is_table = tensor.name == "token_embd.weight" || tensor.name == "per_layer_token_embd.weight";
+    const bool tied = tensor.name == "token_embd.weight" && !source.find_tensor("output.weight");
+    const int64_t rows = tensor.elements() / tensor.shape[0];
+    if (is_table && !tied) return 1.0 / static_cast<double>(rows);
+    if (tensor.name.find("_exps.") == tensor.name.npos) return 1;
+    const gguf::Value *architecture = source.find("general.architecture");
+    const std::string prefix =
+        architecture ? std::string(architecture->as_string().value_or("")) + "." : std::string();
+    const auto count = [&](const char *key) {
+        const gguf::Value *value = source.find(prefix + key);
+        return value ? value->as_int().value_or(0) : 0;
+    };
+    const int64_t all = count("expert_count"), used = count("expert_used_count");
+    return 0 < used && used < all ? static_cast<double>(used) / static_cast<double>(all) : 1;
+}
+
+double damage_of(std::span<const OpenTensor> tensors, const TypeChoice &choice) {
+    double sum = 0;
+    for (const OpenTensor &tensor : tensors)
+        if (const TypeOption *option = tensor.find(choice.assigned.at(tensor.name)))
+            sum += tensor.slope * option->error;
+    return sum;
+}
+
 QuantizeRequest with_choice(QuantizeRequest request, const TypeChoice &choice) {
     request.assigned = choice.assigned;
     request.types.pure = true;
@@ -268,10 +313,14 @@ TypeChoice choose_for_target(const gguf::File &source, const QuantizeRequest &re
     std::vector<std::vector<AllocationOption>> items;
     QuantizeRequest largest = with_choice(request, {});
     uint64_t smallest_open = 0, most_open = 0;
+    const auto counted = [&](const gguf::Tensor &tensor, uint64_t bytes) {
+        if (target.cost == Cost::Disk) return bytes;
+        return static_cast<uint64_t>(std::ceil(static_cast<double>(bytes) * read_share(source, tensor)));
+    };
     for (const OpenTensor &tensor : tensors) {
         std::vector<AllocationOption> &options = items.emplace_back();
         for (const TypeOption &option : tensor.options)
-            options.push_back({option.bytes, tensor.slope * option.error});
+            options.push_back({counted(*tensor.source, option.bytes), tensor.slope * option.error});
         smallest_open += std::ranges::min_element(options, {}, &AllocationOption::bytes)->bytes;
         most_open += std::ranges::max_element(options, {}, &AllocationOption::bytes)->bytes;
         largest.assigned[tensor.name] = tensor.source->type;
@@ -285,9 +334,16 @@ TypeChoice choose_for_target(const gguf::File &source, const QuantizeRequest &re
         choice.asked = *target.file_bytes;
         fixed = output_bytes(source, whole, largest) - most_open;
     } else {
+        choice.elements = 0;
+        for (const PlannedTensor &planned : whole.tensors) {
+            fixed += counted(*planned.source, padded(planned.bytes));
+            choice.elements += static_cast<int64_t>(
+                counted(*planned.source, static_cast<uint64_t>(planned.source->elements())));
+        }
         choice.asked =
-            static_cast<uint64_t>(*target.bits_per_weight * static_cast<double>(whole.elements) / 8);
-        for (const PlannedTensor &planned : whole.tensors) fixed += padded(planned.bytes);
+            target.data_bytes
+                ? *target.data_bytes
+                : static_cast<uint64_t>(*target.bits_per_weight * static_cast<double>(choice.elements) / 8);
         fixed -= most_open;
     }
     choice.smallest = fixed + smallest_open, choice.most = fixed + most_open;
@@ -297,7 +353,7 @@ TypeChoice choose_for_target(const gguf::File &source, const QuantizeRequest &re
             if (target.file_bytes) return mebibytes(bytes);
             char text[48];
             std::snprintf(text, sizeof text, "%.3f bits per weight",
-                          8.0 * static_cast<double>(bytes) / static_cast<double>(whole.elements));
+                          8.0 * static_cast<double>(bytes) / static_cast<double>(choice.elements));
             return std::string(text);
         };
         throw QuantizeError(

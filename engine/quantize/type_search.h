@@ -61,9 +61,23 @@ std::vector<SlopeGroup> slope_groups(std::span<const OpenTensor> tensors);
 // The type of about 3 bits with which a slope is measured; nullptr if the tensor has no such option.
 const TypeOption *probe_type(const OpenTensor &tensor);
 
+// The next smaller type with a larger error, or the next larger type with a smaller error; nullptr if there is none.
+const TypeOption *next_smaller(const OpenTensor &tensor, gguf::Type type);
+const TypeOption *next_larger(const OpenTensor &tensor, gguf::Type type);
+
+// What a target counts: the bytes on disk, or those read for one token while decoding.
+enum class Cost { Disk, Read };
+
+// The part of a tensor that is read for one token: used/total of routed experts, one row of a token table that is not
+// also the output matrix, otherwise all.
+double read_share(const gguf::File &source, const gguf::Tensor &tensor);
+
+// One of the first three is given.
 struct TypeTarget {
-    std::optional<uint64_t> file_bytes;     // of all output files, with metadata
+    std::optional<uint64_t> file_bytes;     // of all output files, with metadata. Only with Cost::Disk
     std::optional<double> bits_per_weight;  // of the tensors' data
+    std::optional<uint64_t> data_bytes;     // the same in bytes
+    Cost cost = Cost::Disk;
 };
 
 struct TypeChoice {
@@ -72,9 +86,12 @@ struct TypeChoice {
     uint64_t bytes;           // what the target limits: the files, or the tensors' data
     uint64_t smallest, most;  // range of `bytes` that the types allow
     uint64_t asked;
-    int64_t elements;  // of all tensors
+    int64_t elements;  // of all tensors; with Cost::Read, those read for one token
     double damage;     // sum of slope * error
 };
+
+// The estimated damage of a choice with these tensors' slopes.
+double damage_of(std::span<const OpenTensor> tensors, const TypeChoice &choice);
 
 // The request with the choice, for plan_quantization and quantize.
 QuantizeRequest with_choice(QuantizeRequest request, const TypeChoice &choice);

@@ -86,8 +86,19 @@ quantize::MixOptions mix_options(const QuantizeOptions &options) {
 
 void check_target(const QuantizeOptions &options) {
     const TargetOptions &target = options.target;
-    if (target.size && target.bits_per_weight)
-        throw UsageError("--target-size and --target-bpw exclude each other");
+    if (target.size.has_value() + target.bits_per_weight.has_value() + target.divergence.has_value() > 1)
+        throw UsageError("--target-size, --target-bpw and --target-kl exclude each other");
+    if (target.size && target.cost == quantize::Cost::Read)
+        throw UsageError(
+            "--target-size is a size on disk: with --cost read, use --target-bpw or --target-kl");
+    if (target.divergence && target.text.empty() && (target.held_out.empty() || target.sensitivity.empty()))
+        throw UsageError("--target-kl is measured: it needs -f TEXT, or --sensitivity and --held-out");
+    if ((target.divergence || !target.held_out.empty()) && !options.pruned.empty())
+        throw UsageError("--target-kl and --held-out cannot measure a model with pruned layers");
+    if (!target.held_out.empty() && target.held_out == target.text)
+        throw UsageError("--held-out must be another text than -f");
+    if (target.is_given() && !target.held_out.empty() && target.text.empty() && target.sensitivity.empty())
+        throw UsageError("--held-out needs -f TEXT or --sensitivity FILE");
     if (target.is_given() && options.pure)
         throw UsageError("--pure gives all tensors one type: omit it with a target");
     if (target.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
@@ -95,8 +106,10 @@ void check_target(const QuantizeOptions &options) {
     for (const auto &[given, name] : {std::pair{!target.types.empty(), "--target-types"},
                                       {!target.text.empty(), "-f"},
                                       {!target.sensitivity.empty(), "--sensitivity"},
+                                      {!target.held_out.empty(), "--held-out"},
+                                      {target.cost != quantize::Cost::Disk, "--cost"},
                                       {target.report, "--report"}})
-        if (given) throw UsageError(std::string(name) + " needs --target-size or --target-bpw");
+        if (given) throw UsageError(std::string(name) + " needs --target-size, --target-bpw or --target-kl");
 }
 
 double bits_per_weight(const quantize::QuantizePlan &plan) {
@@ -123,6 +136,7 @@ void print_plan(const quantize::QuantizePlan &plan, const TargetResult *target, 
                                          {"to", gguf::traits(tensor.type).name},
                                          {"bytes", tensor.bytes}});
         if (target) result["target"] = target_json(*target);
+        if (target && target->held_out) result["held_out"] = held_out_json(*target->held_out);
         io.out.write(result.dump() + "\n");
         return;
     }
@@ -137,6 +151,7 @@ void print_plan(const quantize::QuantizePlan &plan, const TargetResult *target, 
     }
     text += "all: " + summary(plan) + "\n";
     if (target) text += target_text(*target) + "\n";
+    if (target && target->held_out) text += held_out_text(*target->held_out) + "\n";
     io.out.write(text);
 }
 
@@ -205,6 +220,7 @@ int convert(const QuantizeOptions &options, Io &io) {
     if (options.target.report && !(options.dry_run && options.json)) io.out.write(report_text(*target));
     if (options.dry_run) return exit_code::kDone;
     if (target) io.note(target_text(*target));
+    if (target && target->held_out) io.note(held_out_text(*target->held_out));
     check_space(plan.bytes_after, destination);
     for (const quantize::PlannedTensor &tensor : plan.tensors)
         if (!tensor.note.empty()) io.note(gguf::printable(tensor.source->name, 200) + ": " + tensor.note);

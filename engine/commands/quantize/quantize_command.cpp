@@ -18,12 +18,15 @@ Command quantize_command() {
             "it is complete. With --target-size or --target-bpw, chooses a type for each tensor instead: the "
             "least damage that fits, estimated from the error of each tensor in each type and from how "
             "sensitive the model is to it. With -f, that sensitivity is measured on a text; without, it "
-            "is a fixed figure per kind of tensor.",
+            "is a fixed figure per kind of tensor. With -f or --held-out, the whole chosen model is then "
+            "measured on other text, and with -f the sensitivity is measured again around the choice; both "
+            "keep the chosen model in memory.",
         .examples = {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
                      "quantize model-f16.gguf small.gguf IQ2_M --imatrix model.imatrix",
                      "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run",
                      "quantize model-f16.gguf small.gguf --target-size 4.2G -f text.txt",
-                     "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report"},
+                     "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report",
+                     "quantize model-f16.gguf good.gguf --target-kl 0.02 -f text.txt"},
         .operands = 2};
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
@@ -66,6 +69,16 @@ Command quantize_command() {
               [&target](const std::string &text) {
                   target.bits_per_weight = number_in({.low = 0.1, .high = 32}, text);
               });
+    table.add("--target-kl", "X",
+              "choose types for the smallest OUT whose KL divergence from IN, measured on held-out text, is "
+              "at most X",
+              [&target](const std::string &text) {
+                  target.divergence = number_in({.low = 1e-6, .high = 100}, text);
+              });
+    table.choice(
+        "--cost", target.cost, {{"disk", quantize::Cost::Disk}, {"read", quantize::Cost::Read}},
+        "what a target counts: bytes on disk, or bytes read per decoded token (routed experts by their "
+        "share, one row of the token table)");
     table.text("--target-types", target.types, "choose among these types only, Q3_K,Q4_K,...; default: all")
         .takes("TYPE,...");
     table
@@ -76,9 +89,17 @@ Command quantize_command() {
         .text("--sensitivity", target.sensitivity,
               "keeps measured sensitivity: written with -f, otherwise read")
         .takes("FILE");
+    table
+        .text("--held-out", target.held_out,
+              "another text, on which the choice is measured; default: chunks of -f that are not used "
+              "otherwise")
+        .takes("FILE");
+    table.number("--rounds", target.rounds, whole_numbers(0, 16),
+                 "with -f: measure again around the choice at most this often and keep what measures better");
     table.number("-c,--ctx-size", target.context, whole_numbers(16, 1 << 16), "with -f: tokens per chunk");
     table
-        .add("--chunks", "N", "with -f: number of chunks to use; -1: all",
+        .add("--chunks", "N",
+             "with -f: number of chunks to choose on (half as many judge, or as many of --held-out); -1: all",
              [&target](const std::string &text) {
                  target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
              })
@@ -94,7 +115,8 @@ Command quantize_command() {
     command.operands_now = [o = o.get()](size_t words) -> size_t {
         if (!o->target.is_given()) return 2;
         if (words > 2)
-            throw UsageError("TYPE and --target-size or --target-bpw exclude each other: omit one of them");
+            throw UsageError(
+                "TYPE and --target-size, --target-bpw or --target-kl exclude each other: omit one of them");
         return 1;
     };
     const Confine confine = add_sandbox_option(table);
@@ -104,7 +126,8 @@ Command quantize_command() {
         if (words.operands.size() > 1) o->type = words.operands[1];
         const TargetOptions &asked = o->target;
         const bool saves = !asked.text.empty();
-        confine({{o->source, o->importance, o->tensor_type_file, asked.text, saves ? "" : asked.sensitivity},
+        confine({{o->source, o->importance, o->tensor_type_file, asked.text, asked.held_out,
+                  saves ? "" : asked.sensitivity},
                  {o->dry_run ? "" : o->destination, saves ? asked.sensitivity : ""}},
                 "cpu");
         return quantize_model(*o, io);

@@ -38,38 +38,16 @@ void measure_errors(std::vector<OpenTensor> &tensors, const quantize::QuantizeRe
     if (!is_done) throw Interrupted{};
 }
 
-std::vector<text::TokenId> tokens_of(const TargetOptions &target, const decode::Engine &engine,
-                                     const decode::StopRequest &stop, Io &io) {
-    std::vector<text::TokenId> tokens = engine.tokenizer().encode(read_all(target.text, io.in, &stop));
-    const auto context = static_cast<size_t>(target.context);
-    size_t chunks = tokens.size() / context;
-    if (chunks == 0)
-        throw InputError(gguf::printable(target.text, 1024) + " has " + std::to_string(tokens.size()) +
-                         " tokens; a chunk needs " + std::to_string(context) + " (a smaller one with -c)");
-    if (target.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(target.chunks));
-    tokens.resize(chunks * context);
-    return tokens;
-}
-
 // Replaces the slopes by measured ones. Groups that cannot be measured keep their figures, in the same scale.
 SensitivityFile measure_slopes(std::vector<OpenTensor> &tensors, const QuantizeOptions &options,
-                               const quantize::QuantizeRequest &request, Io &io) {
-    decode::StopRequest stop;
-    const InterruptScope interrupts(stop);
-    decode::EngineOptions engine_options;
-    engine_options.model = options.source;
-    engine_options.threads = options.threads;
-    engine_options.context = options.target.context;
-    decode::Engine engine(engine_options);
-    std::vector<text::TokenId> tokens = tokens_of(options.target, engine, stop, io);
+                               const quantize::QuantizeRequest &request, const TextModel &model,
+                               const decode::StopRequest &stop, Io &io) {
     SensitivityFile file;
     file.text = options.target.text == "-" ? "stdin" : options.target.text;
-    file.tokens = static_cast<int64_t>(tokens.size()) / options.target.context *
-                  measure::scored_rows(options.target.context);
+    file.tokens = model.choosing->tokens();
     const std::vector<quantize::SlopeGroup> groups = quantize::slope_groups(tensors);
     CountBar bar("measuring sensitivity", "groups", static_cast<int64_t>(groups.size()), io);
     bar.update(0);
-    measure::Sensitivity model(engine, std::move(tokens), options.target.context, stop);
     double measured = 0, figures = 0;
     std::vector<const quantize::SlopeGroup *> unmeasured;
     for (const quantize::SlopeGroup &group : groups) {
@@ -84,7 +62,7 @@ SensitivityFile measure_slopes(std::vector<OpenTensor> &tensors, const QuantizeO
             error += probe->error, expected += tensors[i].slope * probe->error;
             if (stop.requested()) throw Interrupted{};
         }
-        const measure::Sensitivity::Result result = model.divergence(replaced, stop);
+        const measure::Sensitivity::Result result = model.choosing->divergence(replaced, stop);
         if (!result.used || !(error > 0)) {
             unmeasured.push_back(&group);
             continue;
@@ -169,8 +147,9 @@ std::vector<Line> report_lines(const TargetResult &result) {
 
 std::string amount(const TargetResult &result, uint64_t bytes) {
     if (result.is_size) return size_text(bytes);
-    return format("%.3f bits per weight",
-                  8.0 * static_cast<double>(bytes) / static_cast<double>(result.choice.elements));
+    return format("%.3f bits per weight%s",
+                  8.0 * static_cast<double>(bytes) / static_cast<double>(result.choice.elements),
+                  result.cost == quantize::Cost::Read ? " read" : "");
 }
 
 }  // namespace
@@ -186,25 +165,41 @@ TargetResult choose_types_for(const QuantizeOptions &options, const gguf::File &
     result.tensors =
         quantize::open_tensors(source, request, target.types.empty() ? quantize::default_types() : own);
     result.is_size = target.size.has_value();
-    const quantize::TypeTarget limit{target.size, target.bits_per_weight};
-    quantize::choose_for_target(source, request, result.tensors, limit);  // throws at once if impossible
+    result.cost = target.cost;
+    result.divergence = target.divergence;
+    const quantize::TypeTarget limit{target.size, target.bits_per_weight, {}, target.cost};
+    if (!target.divergence)
+        quantize::choose_for_target(source, request, result.tensors, limit);  // throws at once if impossible
     measure_errors(result.tensors, request, io);
     result.is_measured = true;
+    decode::StopRequest stop;
+    const InterruptScope interrupts(stop);
+    std::optional<TextModel> model;
+    if (!target.text.empty() || !target.held_out.empty()) model.emplace(options, stop, io);
     if (!target.text.empty()) {
-        const SensitivityFile file = measure_slopes(result.tensors, options, request, io);
+        const SensitivityFile file = measure_slopes(result.tensors, options, request, *model, stop, io);
         if (saves) file.save(target.sensitivity, options.overwrite);
     } else if (!target.sensitivity.empty()) {
         read_slopes(result.tensors, target.sensitivity);
     } else {
         result.is_measured = false;
     }
-    result.choice = quantize::choose_for_target(source, request, result.tensors, limit);
+    if (model && model->held_out && options.pruned.empty()) {
+        Refined refined = choose_measured({source, request, target, *model, stop, io}, result.tensors);
+        result.choice = std::move(refined.choice);
+        result.held_out = std::move(refined.held_out);
+    } else {
+        result.choice = quantize::choose_for_target(source, request, result.tensors, limit);
+    }
     return result;
 }
 
 std::string target_text(const TargetResult &result) {
     const quantize::TypeChoice &choice = result.choice;
-    std::string text = "asked for " + amount(result, choice.asked) + ": " + amount(result, choice.bytes);
+    std::string text = result.divergence
+                           ? format("asked for a KL divergence of at most %.4g", *result.divergence)
+                           : "asked for " + amount(result, choice.asked);
+    text += ": " + amount(result, choice.bytes);
     if (result.is_size) text += " (" + std::to_string(choice.bytes) + " bytes)";
     text += ", possible " + amount(result, choice.smallest) + " to " + amount(result, choice.most);
     return text + (result.is_measured ? format("; estimated KL divergence %.4g", choice.damage)
@@ -226,6 +221,7 @@ std::string report_text(const TargetResult &result) {
 nlohmann::ordered_json target_json(const TargetResult &result) {
     const quantize::TypeChoice &choice = result.choice;
     nlohmann::ordered_json json = {{"unit", result.is_size ? "file" : "tensors"},
+                                   {"cost", result.cost == quantize::Cost::Read ? "read" : "disk"},
                                    {"asked", choice.asked},
                                    {"bytes", choice.bytes},
                                    {"smallest", choice.smallest},
@@ -234,6 +230,7 @@ nlohmann::ordered_json target_json(const TargetResult &result) {
                                    {"damage", choice.damage},
                                    {"tensors", nlohmann::ordered_json::array()},
                                    {"report", nlohmann::ordered_json::array()}};
+    if (result.divergence) json["asked_divergence"] = *result.divergence;
     for (const OpenTensor &tensor : result.tensors)
         json["tensors"].push_back({{"name", gguf::printable(tensor.name, 4096)},
                                    {"type", gguf::traits(choice.assigned.at(tensor.name)).name},

@@ -7,6 +7,7 @@
 
 #include "engine/commands/io.h"
 #include "engine/commands/quantize/quantize.h"
+#include "engine/commands/quantize/refine.h"
 #include "engine/quantize/type_search.h"
 
 namespace runnel::commands {
@@ -16,6 +17,9 @@ struct TargetResult {
     quantize::TypeChoice choice;
     bool is_measured;  // the sensitivity; then damages are KL divergences
     bool is_size;      // the target; otherwise bits per weight
+    quantize::Cost cost;
+    std::optional<double> divergence;  // the target of --target-kl
+    std::optional<HeldOut> held_out;   // the chosen model, if it was measured
 };
 
 // Shows progress. Throws UsageError, InputError, QuantizeError, OutputError, and Interrupted after Ctrl-C.
