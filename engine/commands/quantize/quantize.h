@@ -19,7 +19,7 @@ struct TargetOptions {
     std::string text;                       // on which the sensitivity is measured; empty: no measurement
     std::string sensitivity;                // file that keeps it: written with a text, read without
     int32_t context = 256;                  // tokens of a chunk of the text
-    int64_t chunks = 16;                    // most chunks of the text; -1: all
+    std::optional<int64_t> chunks;          // most chunks of the text; -1: all. Default: 16, and 128 for GPTQ
     bool report = false;
 
     bool is_given() const { return size || bits_per_weight; }

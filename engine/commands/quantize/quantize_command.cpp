@@ -18,12 +18,22 @@ Command quantize_command() {
             "it is complete. With --target-size or --target-bpw, chooses a type for each tensor instead: the "
             "least damage that fits, estimated from the error of each tensor in each type and from how "
             "sensitive the model is to it. With -f, that sensitivity is measured on a text; without, it "
-            "is a fixed figure per kind of tensor.",
+            "is a fixed figure per kind of tensor. "
+            "Methods: standard makes the scales and levels of llama.cpp's quantizer (ggml-quants.c), byte "
+            "for "
+            "byte; with --imatrix, its search weights errors by the mean square of each column's inputs. "
+            "search takes the scales with the least squared error of the weights that our own search finds, "
+            "for Q2_K to Q6_K and IQ4; it ignores --imatrix. gptq rounds a matrix column by column and lets "
+            "the later columns make up for the error, so that its outputs on the text of -f change least "
+            "(Frantar et al. 2022, arXiv:2210.17323). The inputs of a layer come from the model with all "
+            "earlier layers quantized; matrices that gptq cannot round are reported, and llama.cpp's search "
+            "quantizes them with the importance of the same text.",
         .examples = {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
                      "quantize model-f16.gguf small.gguf IQ2_M --imatrix model.imatrix",
                      "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run",
                      "quantize model-f16.gguf small.gguf --target-size 4.2G -f text.txt",
-                     "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report"},
+                     "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report",
+                     "quantize model-f16.gguf small.gguf Q3_K_M --method gptq -f text.txt"},
         .operands = 2};
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
@@ -45,8 +55,11 @@ Command quantize_command() {
     table.flag("--allow-requantize", o->allow_requantize, "allow weights that are already quantized");
     table.choice(
         "--method", o->method,
-        {{"standard", quantize::Method::Standard}, {"search", quantize::Method::Search}},
-        "standard: llama.cpp's bytes; search: our own search for Q2_K to Q6_K and IQ4, without --imatrix");
+        {{"standard", quantize::Method::Standard},
+         {"search", quantize::Method::Search},
+         {"gptq", quantize::Method::Gptq}},
+        "how weights are rounded (above): standard: llama.cpp's bytes; search: our own search; gptq: "
+        "error feedback on the text of -f");
     table.numbers("--prune-layers", o->pruned, whole_numbers(0, 1 << 20),
                   "omit these layers, numbered from 0; later ones move up");
     table
@@ -70,7 +83,7 @@ Command quantize_command() {
         .takes("TYPE,...");
     table
         .text("-f,--file", target.text,
-              "with a target: measure the sensitivity on this text; -: standard input")
+              "text on which gptq is calibrated and a target's sensitivity is measured; -: standard input")
         .takes("FILE");
     table
         .text("--sensitivity", target.sensitivity,
@@ -78,7 +91,7 @@ Command quantize_command() {
         .takes("FILE");
     table.number("-c,--ctx-size", target.context, whole_numbers(16, 1 << 16), "with -f: tokens per chunk");
     table
-        .add("--chunks", "N", "with -f: number of chunks to use; -1: all",
+        .add("--chunks", "N", "with -f: number of chunks to use; 128 with --method gptq; -1: all",
              [&target](const std::string &text) {
                  target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
              })

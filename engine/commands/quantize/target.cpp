@@ -46,7 +46,8 @@ std::vector<text::TokenId> tokens_of(const TargetOptions &target, const decode::
     if (chunks == 0)
         throw InputError(gguf::printable(target.text, 1024) + " has " + std::to_string(tokens.size()) +
                          " tokens; a chunk needs " + std::to_string(context) + " (a smaller one with -c)");
-    if (target.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(target.chunks));
+    const int64_t most = target.chunks.value_or(16);
+    if (most > 0) chunks = std::min(chunks, static_cast<size_t>(most));
     tokens.resize(chunks * context);
     return tokens;
 }
