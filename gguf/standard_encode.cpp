@@ -7,6 +7,7 @@
 
 #include "gguf/group_search.h"
 #include "gguf/half.h"
+#include "gguf/pack_levels.h"
 #include "gguf/scale_search.h"
 #include "gguf/scales.h"
 
@@ -32,38 +33,8 @@ float sum_of(Values x) {
     return sum;
 }
 
-// qs[i] = level of weight i | level of weight i + 16 << 4.
-template <class Level>
-void pack_nibbles(uint8_t *qs, const Level *levels) {
-    for (int i = 0; i < 16; ++i) qs[i] = static_cast<uint8_t>((levels[i] & 15) | (levels[i + 16] & 15) << 4);
-}
-
-template <class Level>
-void pack_fifth_bits(uint8_t *qh, const Level *levels) {
-    std::fill_n(qh, 4, uint8_t{0});
-    for (int i = 0; i < 32; ++i)
-        qh[i / 8] = static_cast<uint8_t>(qh[i / 8] | (levels[i] >> 4 & 1) << (i % 8));
-}
-
 float inverse_or_zero(float x) {
     return x != 0 ? 1 / x : 0;
-}
-
-// 64 levels below 16 per 32 bytes: level i in the low, level i + 32 in the high nibble of byte i.
-void pack_64_nibbles(const uint8_t *levels, uint8_t (&qs)[kSuperBlock / 2]) {
-    for (int part = 0; part < kSuperBlock / 64; ++part)
-        for (int i = 0; i < 32; ++i)
-            qs[32 * part + i] =
-                static_cast<uint8_t>((levels[64 * part + i] & 15) | (levels[64 * part + i + 32] & 15) << 4);
-}
-
-// 128 levels below 4 per 32 bytes: level i + 32 n in bits 2 n and 2 n + 1 of byte i.
-void pack_pairs_of_bits(const uint8_t *levels, uint8_t (&qs)[kSuperBlock / 4]) {
-    for (int half = 0; half < 2; ++half)
-        for (int i = 0; i < 32; ++i) {
-            const uint8_t *const from = levels + 128 * half + i;
-            qs[32 * half + i] = static_cast<uint8_t>(from[0] | from[32] << 2 | from[64] << 4 | from[96] << 6);
-        }
 }
 
 constexpr AffineCandidates kWithImportance{-0.9f, 0.05f, 36};
@@ -308,10 +279,7 @@ void standard_encode(Values x, Values importance, std::span<BlockQ5_K> blocks) {
         const uint8_t *const levels = supers[b].levels.data();
         write_head(supers[b], blocks[b]);
         pack_64_nibbles(levels, blocks[b].qs);
-        for (int part = 0; part < 8; ++part)
-            for (int i = 0; i < 32; ++i)
-                blocks[b].qh[i] =
-                    static_cast<uint8_t>(blocks[b].qh[i] | (levels[32 * part + i] >> 4) << part);
+        pack_upper_bits(levels, 4, blocks[b].qh);
     }
 }
 
@@ -355,9 +323,7 @@ void standard_encode(Values x, Values importance, std::span<BlockQ3_K> blocks) {
             if (scale != 0)
                 search.round(&x[b * kSuperBlock + 16 * g], 16, {scale, 0}, -4, 3, &levels[16 * g]);
         }
-        for (int part = 0; part < 8; ++part)
-            for (int i = 0; i < 32; ++i)
-                block.hmask[i] = static_cast<uint8_t>(block.hmask[i] | (levels[32 * part + i] >> 2) << part);
+        pack_upper_bits(levels.data(), 2, block.hmask);
         for (uint8_t &level : levels) level &= 3;
         pack_pairs_of_bits(levels.data(), block.qs);
     }
@@ -388,14 +354,7 @@ void standard_encode(Values x, Values importance, std::span<BlockQ6_K> blocks) {
             if (scale != 0)
                 search.round(&x[b * kSuperBlock + 16 * g], 16, {scale, 0}, -32, 31, &levels[16 * g]);
         }
-        for (int half = 0; half < 2; ++half) {
-            const uint8_t *const from = levels.data() + 128 * half;
-            for (int i = 0; i < 64; ++i)
-                block.ql[64 * half + i] = static_cast<uint8_t>((from[i] & 15) | (from[i + 64] & 15) << 4);
-            for (int i = 0; i < 32; ++i)
-                block.qh[32 * half + i] = static_cast<uint8_t>(
-                    from[i] >> 4 | from[i + 32] >> 4 << 2 | from[i + 64] >> 4 << 4 | from[i + 96] >> 4 << 6);
-        }
+        pack_levels(levels.data(), block);
     }
 }
 

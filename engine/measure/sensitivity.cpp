@@ -11,8 +11,14 @@
 namespace runnel::measure {
 namespace {
 
-// Replaces the weights that are whole rows of the tensor; true if there is one.
-bool replace(kernels::Program &program, const gguf::Tensor &tensor, const ReplacedTensor &by) {
+void run_all(PerplexityRun &run, const StopRequest &stop) {
+    while (run.done() < run.chunks())
+        if (!run.step(&stop)) throw base::Interrupted{};
+}
+
+}  // namespace
+
+bool replace_rows(kernels::Program &program, const gguf::Tensor &tensor, const ReplacedTensor &by) {
     const size_t row_before = gguf::row_bytes(tensor.type, tensor.shape[0]),
                  row_after = gguf::row_bytes(by.type, tensor.shape[0]);
     const std::less<> before;
@@ -31,13 +37,6 @@ bool replace(kernels::Program &program, const gguf::Tensor &tensor, const Replac
     return used;
 }
 
-void run_all(PerplexityRun &run, const StopRequest &stop) {
-    while (run.done() < run.chunks())
-        if (!run.step(&stop)) throw base::Interrupted{};
-}
-
-}  // namespace
-
 Sensitivity::Sensitivity(decode::Engine &engine, std::vector<TokenId> tokens, int32_t context,
                          const StopRequest &stop)
     : engine_(engine), tokens_(std::move(tokens)), context_(context) {
@@ -54,7 +53,7 @@ Sensitivity::Result Sensitivity::divergence(std::span<const ReplacedTensor> repl
     for (const ReplacedTensor &by : replaced) {
         if (by.data.empty()) continue;
         const gguf::Tensor *tensor = engine_.file().find_tensor(by.name);
-        if (tensor && replace(program, *tensor, by))
+        if (tensor && replace_rows(program, *tensor, by))
             result.used = true;
         else
             result.unused.push_back(by.name);

@@ -20,6 +20,10 @@ struct ReplacedTensor {
     std::vector<std::byte> data;  // all rows; empty: the tensor stays as it is
 };
 
+// Makes the program's weights that are whole rows of `tensor` those of `by`, whose data must outlive the program; false if
+// there is none.
+bool replace_rows(kernels::Program &program, const gguf::Tensor &tensor, const ReplacedTensor &by);
+
 class Sensitivity {
   public:
     // Runs the unchanged model over the text. tokens: a multiple of `context`. Memory: 2 bytes per scored token and

@@ -1,10 +1,7 @@
 #include "engine/quantize/quantizer.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
-#include <cmath>
-#include <cstring>
 
 #include "engine/quantize/model_parts.h"
 #include "engine/quantize/parallel.h"
@@ -204,20 +201,6 @@ void copy_metadata(const gguf::File &source, const QuantizeRequest &request, ggu
         writer.add("quantize.imatrix.chunks_count", request.importance->chunks());
 }
 
-// Blocks have half-precision scales, which may overflow from kLargeValue on. From kBeyondScales on, the sums of
-// squares of the scale searches overflow as well.
-constexpr float kLargeValue = 16384, kBeyondScales = 0x1p60f;
-
-void check_blocks(const gguf::Tensor &tensor, int64_t row, Type type, const std::byte *blocks, float largest,
-                  std::span<float> scratch) {
-    const bool beyond = gguf::traits(type).quantized && largest >= kBeyondScales;
-    gguf::dequantize_row(type, blocks, scratch.data(), static_cast<int64_t>(scratch.size()));
-    for (const float value : scratch)
-        if (beyond || !std::isfinite(value))
-            throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
-                                " has values too large for " + name_of(type) + ": BF16 or F32 can hold them");
-}
-
 class Conversion {
   public:
     Conversion(const QuantizeRequest &request, PartsWriter &writer) : request_(request), writer_(writer) {}
@@ -225,6 +208,10 @@ class Conversion {
     bool convert(const PlannedTensor &planned) {
         const gguf::Tensor &tensor = *planned.source;
         if (planned.type == tensor.type) return copy(tensor);
+        if (const auto found = request_.prepared.find(tensor.name); found != request_.prepared.end()) {
+            writer_.write(found->second);
+            return advance(tensor.bytes);
+        }
         const int64_t columns = tensor.shape[0];
         const int64_t rows = tensor.elements() / columns;
         const std::span<const float> importance = importance_of(tensor, request_.importance);
@@ -238,8 +225,8 @@ class Conversion {
                         [&](int64_t begin, int64_t end) {
                             std::vector<float> values(static_cast<size_t>(columns));
                             for (int64_t r = begin; r < end; ++r)
-                                convert_row(planned, first + r, importance, values,
-                                            out_.data() + static_cast<size_t>(r) * row_after);
+                                convert_row(request_.method, tensor, first + r, planned.type, importance,
+                                            values, out_.data() + static_cast<size_t>(r) * row_after);
                         });
             writer_.write(out_);
             gguf::forget_pages({tensor.data + static_cast<size_t>(first) * row_before,
@@ -259,14 +246,6 @@ class Conversion {
             if (!advance(bytes)) return false;
         }
         return true;
-    }
-
-    void convert_row(const PlannedTensor &planned, int64_t row, std::span<const float> importance,
-                     std::span<float> values, std::byte *out) const {
-        const gguf::Tensor &tensor = *planned.source;
-        const float largest = read_row(tensor, row, values);
-        encode_row(request_.method, planned.type, values, row_importance(tensor, row, importance), out);
-        if (largest >= kLargeValue) check_blocks(tensor, row, planned.type, out, largest, values);
     }
 
     bool advance(uint64_t bytes) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <variant>
@@ -26,6 +27,7 @@ inline constexpr uint32_t kTensorAlignment = 32;  // bytes, of the tensors' data
 enum class Method {
     Standard,  // llama.cpp's searches, in its bytes
     Search,    // our own, with a smaller squared error; ignores importance. Not for IQ1 to IQ3: Standard then
+    Gptq,      // Standard for all tensors that are not `prepared` (gptq.h)
 };
 
 // A metadata value given by the user. Written as llama-quantize does: integers as u32, numbers as f32; integers that no
@@ -44,6 +46,8 @@ struct QuantizeRequest {
     std::vector<std::pair<std::string, Override>> overrides = {};
     // By the tensor's name in the output: types that replace those of the mix (type_search.h).
     std::map<std::string, gguf::Type, std::less<>> assigned = {};
+    // By the tensor's name in the source: all rows in the planned type already.
+    std::map<std::string, std::span<const std::byte>, std::less<>> prepared = {};
     bool keep_split = false;  // the output has the parts of the source
     int threads = 1;
     // Called between pieces of work with bytes read so far. False: stop.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "engine/quantize/parallel.h"
 #include "gguf/printable.h"
@@ -21,6 +22,21 @@ float check_finite(const gguf::Tensor &tensor, int64_t row, std::span<const floa
         throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
                             " has values that are not finite numbers");
     return largest;
+}
+
+// Blocks have half-precision scales, which may overflow from kLargeValue on.
+constexpr float kLargeValue = 16384;
+
+// Throws QuantizeError if the blocks of a row cannot hold its values.
+void check_blocks(const gguf::Tensor &tensor, int64_t row, gguf::Type type, const std::byte *blocks,
+                  float largest, std::span<float> scratch) {
+    const bool beyond = gguf::traits(type).quantized && largest >= kBeyondScales;
+    gguf::dequantize_row(type, blocks, scratch.data(), static_cast<int64_t>(scratch.size()));
+    for (const float value : scratch)
+        if (beyond || !std::isfinite(value))
+            throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
+                                " has values too large for " + std::string(gguf::traits(type).name) +
+                                ": BF16 or F32 can hold them");
 }
 
 }  // namespace
@@ -63,6 +79,13 @@ void encode_row(Method method, gguf::Type type, std::span<const float> row, std:
         gguf::quantize_row(type, row.data(), out, columns);
     else
         gguf::quantize_standard(type, row, columns, importance, out);
+}
+
+void convert_row(Method method, const gguf::Tensor &tensor, int64_t row, gguf::Type type,
+                 std::span<const float> importance, std::span<float> values, std::byte *out) {
+    const float largest = read_row(tensor, row, values);
+    encode_row(method, type, values, row_importance(tensor, row, importance), out);
+    if (largest >= kLargeValue) check_blocks(tensor, row, type, out, largest, values);
 }
 
 std::vector<std::byte> encode_tensor(const gguf::Tensor &tensor, gguf::Type type,

@@ -8,6 +8,7 @@
 
 #include "engine/commands/figures.h"
 #include "engine/commands/generation.h"
+#include "engine/commands/quantize/calibration_text.h"
 #include "engine/commands/quantize/model_output.h"
 #include "engine/model/model.h"
 #include "engine/quantize/importance_sums.h"
@@ -39,30 +40,13 @@ void check(const ImatrixOptions &o) {
     if (o.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
 }
 
-// The chunks, concatenated. BOS replaces the first token of each if the tokenizer adds it.
-std::vector<text::TokenId> chunks_of(const ImatrixOptions &options, const text::Tokenizer &tokenizer,
-                                     const decode::StopRequest &stop, Io &io) {
-    std::string text = read_all(options.text, io.in, &stop);
-    if (text.ends_with('\n')) text.pop_back();  // llama.cpp also drops it from prompt files
-    std::vector<text::TokenId> tokens = tokenizer.encode(text);
-    const auto size = static_cast<size_t>(options.chunk_size);
-    size_t chunks = tokens.size() / size;
-    if (chunks == 0)
-        throw InputError(gguf::printable(options.text, 1024) + " has " + std::to_string(tokens.size()) +
-                         " tokens; a chunk needs " + std::to_string(size) + " (a smaller one with -c)");
-    if (options.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(options.chunks));
-    tokens.resize(chunks * size);
-    if (tokenizer.adds_bos() && tokenizer.bos())
-        for (size_t at = 0; at < tokens.size(); at += size) tokens[at] = *tokenizer.bos();
-    return tokens;
-}
-
 // Adds the importance of the text to `sums`.
 void measure(const ImatrixOptions &options, const decode::StopRequest &stop, Io &io, ImportanceSums &sums) {
     const gguf::File file = gguf::File::open(options.model);
     const model::Model model = model::build(file, options.chunk_size);
     const text::Tokenizer tokenizer = text::Tokenizer::load(file);
-    const std::vector<text::TokenId> tokens = chunks_of(options, tokenizer, stop, io);
+    const std::vector<text::TokenId> tokens =
+        chunks_of({options.text, options.chunk_size, options.chunks}, tokenizer, stop, io);
     const auto size = static_cast<size_t>(options.chunk_size);
     const auto chunks = static_cast<int64_t>(tokens.size() / size);
     ImportanceSums own;

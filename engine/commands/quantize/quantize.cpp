@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "engine/commands/figures.h"
+#include "engine/commands/quantize/gptq_run.h"
 #include "engine/commands/quantize/model_output.h"
 #include "engine/commands/quantize/target.h"
 #include "engine/quantize/model_parts.h"
@@ -102,14 +103,26 @@ void check_target(const QuantizeOptions &options) {
     if (target.is_given() && options.pure)
         throw UsageError("--pure gives all tensors one type: omit it with a target");
     if (target.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
+    const bool is_gptq = options.method == quantize::Method::Gptq;
+    if (is_gptq && target.text.empty())
+        throw UsageError("--method gptq needs a text to calibrate on: -f FILE");
+    if (is_gptq && !options.pruned.empty())
+        throw UsageError("--method gptq and --prune-layers exclude each other: prune in a first run");
+    if (is_gptq && target.divergence)
+        throw UsageError(
+            "--target-kl measures without --method gptq: choose with --target-size or --target-bpw");
+    if (is_gptq && target.is_given() && target.text == "-")
+        throw UsageError("-f -: --method gptq with a target reads the text twice: give a file");
     if (target.is_given()) return;
     for (const auto &[given, name] : {std::pair{!target.types.empty(), "--target-types"},
-                                      {!target.text.empty(), "-f"},
+                                      {!target.text.empty() && !is_gptq, "-f"},
                                       {!target.sensitivity.empty(), "--sensitivity"},
                                       {!target.held_out.empty(), "--held-out"},
                                       {target.cost != quantize::Cost::Disk, "--cost"},
                                       {target.report, "--report"}})
-        if (given) throw UsageError(std::string(name) + " needs --target-size, --target-bpw or --target-kl");
+        if (given)
+            throw UsageError(std::string(name) + " needs --target-size, --target-bpw or --target-kl" +
+                             (name == std::string_view("-f") ? ", or --method gptq" : ""));
 }
 
 double bits_per_weight(const quantize::QuantizePlan &plan) {
@@ -224,6 +237,16 @@ int convert(const QuantizeOptions &options, Io &io) {
     check_space(plan.bytes_after, destination);
     for (const quantize::PlannedTensor &tensor : plan.tensors)
         if (!tensor.note.empty()) io.note(gguf::printable(tensor.source->name, 200) + ": " + tensor.note);
+    std::optional<GptqResult> gptq;
+    if (options.method == quantize::Method::Gptq) {
+        gptq = run_gptq(
+            source, plan, request,
+            {options.target.text, options.target.context, options.target.chunks.value_or(kGptqChunks)}, io);
+        for (const std::string &note : gptq->notes) io.note(note);
+        if (target) io.note("the divergence of the choice is that without the error feedback of gptq");
+        for (const measure::ReplacedTensor &tensor : gptq->tensors)
+            request.prepared.emplace(tensor.name, tensor.data);
+    }
     const int code =
         with_bar("quantizing", plan.bytes_before, io, [&](const std::function<bool(uint64_t)> &progress) {
             request.progress = progress;

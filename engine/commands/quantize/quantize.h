@@ -12,19 +12,22 @@
 
 namespace runnel::commands {
 
+// Chunks of a text, unless --chunks is given: to choose types on, and to calibrate GPTQ on.
+inline constexpr int64_t kTargetChunks = 16, kGptqChunks = 128;
+
 // A type per tensor, chosen for a size.
 struct TargetOptions {
     std::optional<uint64_t> size;           // bytes of the written files
     std::optional<double> bits_per_weight;  // of the tensors' data
     std::optional<double> divergence;       // most KL divergence from the source, measured on held-out text
     quantize::Cost cost = quantize::Cost::Disk;
-    std::string types;        // to choose from, "Q4_K,Q6_K"; empty: all
-    std::string text;         // on which the sensitivity is measured; empty: no measurement
-    std::string sensitivity;  // file that keeps it: written with a text, read without
-    std::string held_out;     // on which the choice is judged; empty: the end of the text
-    int rounds = 1;           // most measurements around the choice
-    int32_t context = 256;    // tokens of a chunk of the text
-    int64_t chunks = 16;      // most chunks of a text; -1: all
+    std::string types;                   // to choose from, "Q4_K,Q6_K"; empty: all
+    std::string text;                    // on which the sensitivity is measured; empty: no measurement
+    std::string sensitivity;             // file that keeps it: written with a text, read without
+    std::string held_out;                // on which the choice is judged; empty: the end of the text
+    int rounds = 1;                      // most measurements around the choice
+    int32_t context = 256;               // tokens of a chunk of the text
+    std::optional<int64_t> chunks = {};  // most chunks of a text; -1: all
     bool report = false;
 
     bool is_given() const { return size || bits_per_weight || divergence; }

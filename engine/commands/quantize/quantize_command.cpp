@@ -20,13 +20,23 @@ Command quantize_command() {
             "sensitive the model is to it. With -f, that sensitivity is measured on a text; without, it "
             "is a fixed figure per kind of tensor. With -f or --held-out, the whole chosen model is then "
             "measured on other text, and with -f the sensitivity is measured again around the choice; both "
-            "keep the chosen model in memory.",
+            "keep the chosen model in memory. "
+            "Methods: standard makes the scales and levels of llama.cpp's quantizer (ggml-quants.c), byte "
+            "for "
+            "byte; with --imatrix, its search weights errors by the mean square of each column's inputs. "
+            "search takes the scales with the least squared error of the weights that our own search finds, "
+            "for Q2_K to Q6_K and IQ4; it ignores --imatrix. gptq rounds a matrix column by column and lets "
+            "the later columns make up for the error, so that its outputs on the text of -f change least "
+            "(Frantar et al. 2022, arXiv:2210.17323). The inputs of a layer come from the model with all "
+            "earlier layers quantized; matrices that gptq cannot round are reported, and llama.cpp's search "
+            "quantizes them with the importance of the same text.",
         .examples = {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
                      "quantize model-f16.gguf small.gguf IQ2_M --imatrix model.imatrix",
                      "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run",
                      "quantize model-f16.gguf small.gguf --target-size 4.2G -f text.txt",
                      "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report",
-                     "quantize model-f16.gguf good.gguf --target-kl 0.02 -f text.txt"},
+                     "quantize model-f16.gguf good.gguf --target-kl 0.02 -f text.txt",
+                     "quantize model-f16.gguf small.gguf Q3_K_M --method gptq -f text.txt"},
         .operands = 2};
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
@@ -48,8 +58,11 @@ Command quantize_command() {
     table.flag("--allow-requantize", o->allow_requantize, "allow weights that are already quantized");
     table.choice(
         "--method", o->method,
-        {{"standard", quantize::Method::Standard}, {"search", quantize::Method::Search}},
-        "standard: llama.cpp's bytes; search: our own search for Q2_K to Q6_K and IQ4, without --imatrix");
+        {{"standard", quantize::Method::Standard},
+         {"search", quantize::Method::Search},
+         {"gptq", quantize::Method::Gptq}},
+        "how weights are rounded (above): standard: llama.cpp's bytes; search: our own search; gptq: "
+        "error feedback on the text of -f");
     table.numbers("--prune-layers", o->pruned, whole_numbers(0, 1 << 20),
                   "omit these layers, numbered from 0; later ones move up");
     table
@@ -83,7 +96,7 @@ Command quantize_command() {
         .takes("TYPE,...");
     table
         .text("-f,--file", target.text,
-              "with a target: measure the sensitivity on this text; -: standard input")
+              "text on which gptq is calibrated and a target's sensitivity is measured; -: standard input")
         .takes("FILE");
     table
         .text("--sensitivity", target.sensitivity,
@@ -98,12 +111,14 @@ Command quantize_command() {
                  "with -f: measure again around the choice at most this often and keep what measures better");
     table.number("-c,--ctx-size", target.context, whole_numbers(16, 1 << 16), "with -f: tokens per chunk");
     table
-        .add("--chunks", "N",
-             "with -f: number of chunks to choose on (half as many judge, or as many of --held-out); -1: all",
-             [&target](const std::string &text) {
-                 target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
-             })
-        .by_default("16");
+        .add(
+            "--chunks", "N",
+            "with -f: number of chunks to choose on (half as many judge, or as many of --held-out); -1: all. "
+            "With --method gptq: number of chunks to calibrate on",
+            [&target](const std::string &text) {
+                target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
+            })
+        .by_default("16; 128 with gptq");
     table.flag("--report", target.report,
                "with a target: print the sensitivity of attention and feed-forward matrices");
     table.flag("--keep-split", o->keep_split, "write as many parts as IN has, named OUT-00001-of-0000N.gguf");

@@ -241,6 +241,7 @@ TextModel::TextModel(const QuantizeOptions &options, const decode::StopRequest &
     : engine(engine_options(options)) {
     const TargetOptions &target = options.target;
     const auto context = static_cast<size_t>(target.context);
+    const int64_t most_chunks = target.chunks.value_or(kTargetChunks);
     const auto read = [&](const std::string &path) {
         return chunks_of(path, context, engine.tokenizer(), stop, io);
     };
@@ -248,7 +249,7 @@ TextModel::TextModel(const QuantizeOptions &options, const decode::StopRequest &
     if (!target.text.empty()) {
         first = read(target.text);
         size_t chunks = first.size() / context;
-        if (target.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(target.chunks));
+        if (most_chunks > 0) chunks = std::min(chunks, static_cast<size_t>(most_chunks));
         if (target.held_out.empty()) {
             const size_t all = std::min(first.size() / context, chunks + chunks / 2 + chunks % 2);
             chunks = std::min(chunks, all - all / 3);
@@ -264,8 +265,8 @@ TextModel::TextModel(const QuantizeOptions &options, const decode::StopRequest &
         if (target.held_out != "-") gguf::note_read(std::filesystem::path(target.held_out));
         second = read(target.held_out);
         held_out_name = text_name(target.held_out);
-        if (target.chunks > 0)
-            second.resize(std::min(second.size(), static_cast<size_t>(target.chunks) * context));
+        if (most_chunks > 0)
+            second.resize(std::min(second.size(), static_cast<size_t>(most_chunks) * context));
     }
     if (target.divergence && second.empty())
         throw InputError(
