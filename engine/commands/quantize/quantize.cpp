@@ -243,7 +243,7 @@ int convert(const QuantizeOptions &options, Io &io) {
             source, plan, request,
             {options.target.text, options.target.context, options.target.chunks.value_or(kGptqChunks)}, io);
         for (const std::string &note : gptq->notes) io.note(note);
-        if (target) io.note("the divergence of the choice is that without the error feedback of gptq");
+        if (target) io.note("the divergence above is that of the types without gptq");
         for (const measure::ReplacedTensor &tensor : gptq->tensors)
             request.prepared.emplace(tensor.name, tensor.data);
     }
