@@ -42,6 +42,8 @@ constexpr TypeTraits kTypes[] = {
     {Type::TQ2_0, "tq2_0", 256, sizeof(BlockTQ2_0), true, true},
     {Type::MXFP4, "mxfp4", 32, sizeof(BlockMXFP4), true, true},
     {Type::NVFP4, "nvfp4", 64, sizeof(BlockNVFP4), true, true},
+    {Type::Q1_0, "q1_0", 128, sizeof(BlockQ1_0), true, true},
+    {Type::Q2_0, "q2_0", 64, sizeof(BlockQ2_0), true, true},
 };
 
 }  // namespace

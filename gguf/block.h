@@ -24,7 +24,7 @@ enum class Type : uint32_t {
     Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15,
     IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21, IQ2_S = 22, IQ4_XS = 23,
     I8 = 24, I16 = 25, I32 = 26, I64 = 27, F64 = 28, IQ1_M = 29, BF16 = 30, TQ1_0 = 34, TQ2_0 = 35,
-    MXFP4 = 39, NVFP4 = 40,
+    MXFP4 = 39, NVFP4 = 40, Q1_0 = 41, Q2_0 = 42,
 };
 
 struct TypeTraits {
@@ -76,6 +76,10 @@ struct BlockMXFP4 { uint8_t e; uint8_t qs[16]; };
 struct BlockTQ1_0 { uint8_t qs[48]; uint8_t qh[4]; f16_bits d; };
 // value = d * (q - 1); 2-bit q, four per byte, 32 apart.
 struct BlockTQ2_0 { uint8_t qs[64]; f16_bits d; };
+// 128 weights: value = d where bit i % 8 of qs[i / 8] is set, else -d.
+struct BlockQ1_0 { f16_bits d; uint8_t qs[16]; };
+// 64 weights: value = d * (q - 1); 2-bit q, four neighbors per byte, the first in its lowest bits.
+struct BlockQ2_0 { f16_bits d; uint8_t qs[16]; };
 #pragma pack(pop)
 // clang-format on
 
@@ -83,6 +87,7 @@ static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(Block
 static_assert(sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(BlockQ2_K) == 84);
 static_assert(sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176);
 static_assert(sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136);
+static_assert(sizeof(BlockQ1_0) == 18 && sizeof(BlockQ2_0) == 18);
 static_assert(sizeof(BlockMXFP4) == 17 && sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66);
 
 inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,

@@ -71,6 +71,18 @@ void decode(const BlockNVFP4 &b, float *out) {
     }
 }
 
+// --- few bits per weight, in the order of the weights ---
+
+void decode(const BlockQ1_0 &b, float *out) {
+    const float d = f16_to_f32(b.d);
+    for (int i = 0; i < 128; ++i) out[i] = b.qs[i / 8] >> (i % 8) & 1 ? d : -d;
+}
+
+void decode(const BlockQ2_0 &b, float *out) {
+    const float d = f16_to_f32(b.d);
+    for (int i = 0; i < 64; ++i) out[i] = static_cast<float>((b.qs[i / 4] >> (i % 4 * 2) & 3) - 1) * d;
+}
+
 // --- super-blocks of 256 -----------------------------------------------------------------------------------
 
 // The 2-bit field of weight i in a group of 32 bytes with 128 weights, 32 apart.
@@ -261,6 +273,12 @@ void dequantize_row(Type type, const std::byte *blocks, float *out, int64_t n) {
             break;
         case Type::NVFP4:
             decode_blocks<BlockNVFP4, 64>(blocks, out, n);
+            break;
+        case Type::Q1_0:
+            decode_blocks<BlockQ1_0, 128>(blocks, out, n);
+            break;
+        case Type::Q2_0:
+            decode_blocks<BlockQ2_0, 64>(blocks, out, n);
             break;
         case Type::TQ1_0:
             decode_blocks<BlockTQ1_0, kSuperBlock>(blocks, out, n);

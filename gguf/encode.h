@@ -18,6 +18,8 @@ void encode(const float *in, BlockMXFP4 &block, Effort);
 void encode(const float *in, BlockNVFP4 &block, Effort);
 void encode(const float *in, BlockTQ1_0 &block, Effort);
 void encode(const float *in, BlockTQ2_0 &block, Effort);
+void encode(const float *in, BlockQ1_0 &block, Effort);  // the scale is the mean magnitude
+void encode(const float *in, BlockQ2_0 &block, Effort);
 
 // encode_affine.cpp: groups with a scale and a minimum.
 void encode(const float *in, BlockQ2_K &block, Effort effort);

@@ -142,4 +142,26 @@ void encode(const float *in, BlockTQ2_0 &block, Effort) {
     }
 }
 
+void encode(const float *in, BlockQ1_0 &block, Effort) {
+    float sum = 0;
+    for (int i = 0; i < 128; ++i) sum += std::fabs(in[i]);
+    block.d = f32_to_f16(sum / 128);
+    for (int i = 0; i < 16; ++i) {
+        int bits = 0;
+        for (int k = 0; k < 8; ++k) bits |= (in[8 * i + k] >= 0 ? 1 : 0) << k;
+        block.qs[i] = static_cast<uint8_t>(bits);
+    }
+}
+
+// The level 3, which means 2 d, is never needed: d is the largest magnitude.
+void encode(const float *in, BlockQ2_0 &block, Effort) {
+    const float d = largest(in, 64), inv = inverse(d);
+    block.d = f32_to_f16(d);
+    for (int i = 0; i < 16; ++i) {
+        int levels = 0;
+        for (int k = 0; k < 4; ++k) levels |= (rounded(in[4 * i + k] * inv, 1) + 1) << (2 * k);
+        block.qs[i] = static_cast<uint8_t>(levels);
+    }
+}
+
 }  // namespace runnel::gguf

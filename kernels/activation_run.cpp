@@ -65,12 +65,21 @@ class ActivationRun::HiddenOfExperts {
         w.rows = rows, w.count = 1;
         return push(w);
     }
-    // Values [first, first + count) of one expert's bias, which has `all` values.
-    WeightId bias_slice(WeightId id, size_t expert, int64_t all, int64_t first, int64_t count) {
+    // Values [first, first + count) of one expert's bias, which has `all` values, divided by the factor of the
+    // expert's matrix, by which Linear multiplies the bias as well.
+    WeightId bias_slice(WeightId id, size_t expert, int64_t all, int64_t first, int64_t count, float factor) {
         if (id == kNoWeight) return kNoWeight;
         Weight w = weight(id);
         w.data += static_cast<size_t>(static_cast<int64_t>(expert) * all + first) * sizeof(float);
         w.rows = 1, w.cols = count, w.count = 1;
+        if (factor != 1) {
+            const auto *from = reinterpret_cast<const float *>(w.data);
+            std::vector<float> values(from, from + count);
+            for (float &value : values) value /= factor;
+            const auto kept = std::make_shared<const std::vector<float>>(std::move(values));
+            experts_.constants.push_back(kept);
+            w.data = reinterpret_cast<const std::byte *>(kept->data());
+        }
         return push(w);
     }
     WeightId push(const Weight &w) {
@@ -89,16 +98,22 @@ class ActivationRun::HiddenOfExperts {
         const auto [in, first, second] = found->second;
         steps_[index] = {experts_.parts.size(), in, first};
         for (size_t e = 0; e < static_cast<size_t>(weight(step.down).count); ++e) {
+            const std::span<const float> gate_scales = floats_of(program_, step.gate_scales),
+                                         up_scales = floats_of(program_, step.up_scales);
+            const float of_gate = gate_scales.empty() ? 1 : gate_scales[e],
+                        of_up = up_scales.empty() ? 1 : up_scales[e];
             Linear linear{in, {}};
             linear.parts.push_back({slice(step.gate, e, 0, hidden),
-                                    bias_slice(step.gate_bias, e, gate_rows, 0, hidden), first, kNoSlot});
+                                    bias_slice(step.gate_bias, e, gate_rows, 0, hidden, of_gate), first,
+                                    kNoSlot, of_gate});
             if (merged)
                 linear.parts.push_back({slice(step.gate, e, hidden, hidden),
-                                        bias_slice(step.gate_bias, e, gate_rows, hidden, hidden), second,
-                                        kNoSlot});
+                                        bias_slice(step.gate_bias, e, gate_rows, hidden, hidden, of_gate),
+                                        second, kNoSlot, of_gate});
             else if (gated)
                 linear.parts.push_back({slice(step.up, e, 0, hidden),
-                                        bias_slice(step.up_bias, e, hidden, 0, hidden), second, kNoSlot});
+                                        bias_slice(step.up_bias, e, hidden, 0, hidden, of_up), second,
+                                        kNoSlot, of_up});
             experts_.steps.push_back(linear);
             experts_.steps.push_back(Activation{first, gated ? second : kNoSlot, first, step.act});
             experts_.parts.push_back({experts_.steps.size(), {in}, {first}});

@@ -289,8 +289,8 @@ struct Routing {
 
 // A mixture of experts. The router is a Linear step before it; a shared expert consists of ordinary steps.
 //   out[t] = add[t] + sum of w_e * (Wdown_e h_e + bdown_e)  over the chosen experts e in ascending order,
-//   h_e = act(Wgate_e x + bgate_e) * (Wup_e x + bup_e),  x = in[t].
-// With weights_on_input, w_e multiplies Wgate_e x and Wup_e x instead (Llama 4).
+//   h_e = act(sgate_e Wgate_e x + bgate_e) * (sup_e Wup_e x + bup_e),  x = in[t].
+// With weights_on_input, Wgate_e x and Wup_e x are multiplied by w_e s_e instead, and Wdown_e h_e by 1 (Llama 4).
 // Biases are F32: one row per expert. act is a kind without parameters.
 struct Experts {
     Slot in;
@@ -302,6 +302,8 @@ struct Experts {
     WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds both
     WeightId down;            // [rows][width]
     WeightId gate_bias = kNoWeight, up_bias = kNoWeight, down_bias = kNoWeight;  // [experts][rows of each]
+    // F32, [1][experts]; none: ones. Without `up`, gate_scales holds the factors of all rows of `gate`.
+    WeightId gate_scales = kNoWeight, up_scales = kNoWeight;
     Activation::Kind act = Activation::Kind::Silu;
     bool weights_on_input = false;
     int32_t layer = -1;
@@ -312,6 +314,7 @@ struct Experts {
         const Use some{routing.used, down};
         tell.matrix(gate, some), tell.matrix(up, some), tell.matrix(down, some);
         tell.vector(gate_bias, some), tell.vector(up_bias, some), tell.vector(down_bias, some);
+        tell.vector(gate_scales, some), tell.vector(up_scales, some);
         tell.vector(routing.selection_bias, Use{}), tell.vector(routing.expert_scales, some);
     }
 };

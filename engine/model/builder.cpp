@@ -119,6 +119,14 @@ WeightId Builder::optional_vector(const std::string &name, Size size) {
     return has(name) ? vector(name, size) : kNoWeight;
 }
 
+WeightId Builder::optional_factors(const std::string &name, Size size) {
+    if (!has(name)) return kNoWeight;
+    for (const float factor : values(name, {1, "a vector"}, size))
+        if (!(factor > 0) || !std::isfinite(factor))
+            fail(name, "holds a factor that is not a positive number");
+    return vector(name, size);
+}
+
 WeightId Builder::flat_vector(const std::string &name, Size rows, Size cols) {
     const gguf::Tensor &t = vector_tensor(name);
     check_shape(t, rows, cols);
@@ -325,7 +333,7 @@ void Builder::check_all_used() const {
             metadata_.fail("block_count",
                            std::to_string(hyper_.block_count) + ", but there is a tensor " + name);
         if (name.ends_with(".scale"))
-            fail(name, "a factor must be a single number, and is not supported for experts");
+            fail(name, "a factor must be a single number, or one per expert of a matrix without biases");
         fail(name, "the architecture " + gguf::printable(hyper_.architecture) + " has no such weight");
     }
 }

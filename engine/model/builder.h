@@ -46,6 +46,8 @@ class Builder {
     kernels::WeightId vector(const std::string &name, Size size);  // F32
     // kNoWeight when the file has no such tensor.
     kernels::WeightId optional_vector(const std::string &name, Size size);
+    // As optional_vector(), for factors of matrices: refuses what is not a positive number.
+    kernels::WeightId optional_factors(const std::string &name, Size size);
     // A stack of `count` matrices, along the tensor's third dimension or (older files) concatenated by rows.
     kernels::WeightId matrices(const std::string &name, Size count, Size rows, Size cols);
     // Adds a weight that the family computed.

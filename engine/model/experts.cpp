@@ -14,6 +14,7 @@ std::string prefix(int32_t layer) {
 
 struct Matrices {
     WeightId gate, up = kNoWeight, down, gate_bias, up_bias = kNoWeight, down_bias;
+    WeightId gate_scales = kNoWeight, up_scales = kNoWeight;
 };
 
 class ExpertLayer {
@@ -44,6 +45,8 @@ class ExpertLayer {
                        .gate_bias = m.gate_bias,
                        .up_bias = m.up_bias,
                        .down_bias = m.down_bias,
+                       .gate_scales = m.gate_scales,
+                       .up_scales = m.up_scales,
                        .act = t_.act,
                        .weights_on_input = t_.weights_on_input});
         if (b_.has(prefix_ + "ffn_up_shexp.weight"))
@@ -56,6 +59,8 @@ class ExpertLayer {
     Matrices matrices();
     Size hidden_width(const std::string &down) const;
     WeightId biases(const std::string &name, Size rows);
+    WeightId scales(const std::string &name, Size experts);
+    WeightId product_of_scales(const std::string &up, const std::string &down);
     void shared(const SubLayer &sublayer);
 
     Builder &b_;
@@ -92,7 +97,7 @@ Routing ExpertLayer::routing(float scale) const {
     r.normalize = t_.normalize ? *t_.normalize : m.boolean("expert_weights_norm").value_or(false);
     const double of_file = m.real("expert_weights_scale", 0).value_or(1);
     r.scale = static_cast<float>(of_file == 0 ? 1 : of_file) * scale;
-    if (!b_.has(prefix_ + "ffn_down_exps.bias"))
+    if (!b_.has(prefix_ + "ffn_down_exps.bias") && !t_.weights_on_input)
         r.expert_scales = b_.optional_vector(prefix_ + "ffn_down_exps.scale", experts_);
     return r;
 }
@@ -135,24 +140,44 @@ Matrices ExpertLayer::matrices() {
         return {.gate = stack(merged, both, width_),
                 .down = of_down,
                 .gate_bias = biases(merged, both),
-                .down_bias = down_bias};
+                .down_bias = down_bias,
+                .gate_scales = scales(merged, experts_)};
     }
     const std::string gate = prefix_ + "ffn_gate_exps", up = prefix_ + "ffn_up_exps";
     if (!t_.gated)
         return {.gate = stack(up, hidden, width_),
                 .down = of_down,
                 .gate_bias = biases(up, hidden),
-                .down_bias = down_bias};
+                .down_bias = down_bias,
+                .gate_scales = scales(up, experts_)};
     return {.gate = stack(gate, hidden, width_),
             .up = stack(up, hidden, width_),
             .down = of_down,
             .gate_bias = biases(gate, hidden),
             .up_bias = biases(up, hidden),
-            .down_bias = down_bias};
+            .down_bias = down_bias,
+            .gate_scales = scales(gate, experts_),
+            .up_scales = t_.weights_on_input ? product_of_scales(up, down) : scales(up, experts_)};
 }
 
 WeightId ExpertLayer::biases(const std::string &name, Size rows) {
     return b_.has(name + ".bias") ? b_.flat_vector(name + ".bias", experts_, rows) : kNoWeight;
+}
+
+// The factors of a stack of matrices, which files of NVFP4 have.
+WeightId ExpertLayer::scales(const std::string &name, Size experts) {
+    return b_.optional_factors(name + ".scale", experts);
+}
+
+// With weights_on_input, Experts has no factor for the down products; as up is linear, its factors stand for both.
+WeightId ExpertLayer::product_of_scales(const std::string &up, const std::string &down) {
+    const WeightId of_up = scales(up, experts_), of_down = scales(down, experts_);
+    if (of_up == kNoWeight || of_down == kNoWeight) return of_up == kNoWeight ? of_down : of_up;
+    const Size one{1, "one"};
+    std::vector<float> product = b_.values(up + ".scale", one, experts_);
+    const std::vector<float> other = b_.values(down + ".scale", one, experts_);
+    for (size_t i = 0; i < product.size(); ++i) product[i] *= other[i];
+    return b_.constant(up + ".scale", std::move(product), 1, 1, experts_.value);
 }
 
 // A shared expert with a gate is a mixture of one expert; without one, a dense network.
@@ -176,17 +201,24 @@ void ExpertLayer::shared(const SubLayer &sublayer) {
                    down = b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden);
     if (b_.has(prefix_ + "ffn_gate_inp_shexp.weight")) {
         const Slot logit = b_.slot("shared expert's gate", 1);
-        b_.add(Linear{sublayer.in,
-                      {{b_.matrix(prefix_ + "ffn_gate_inp_shexp.weight", {1, "one"}, width_), kNoWeight,
-                        logit, kNoSlot}}});
+        const Size one{1, "one"};
+        const WeightId of_up = scales(prefix_ + "ffn_up_shexp", one);
+        b_.add(Linear{
+            sublayer.in,
+            {{b_.matrix(prefix_ + "ffn_gate_inp_shexp.weight", one, width_), kNoWeight, logit, kNoSlot}}});
         b_.add(Experts{.in = sublayer.in,
                        .logits = logit,
                        .out = sublayer.out,
                        .add = sublayer.add,
-                       .routing = {.score = Routing::Score::Sigmoid, .used = 1, .scale = sublayer.scale},
+                       .routing = {.score = Routing::Score::Sigmoid,
+                                   .used = 1,
+                                   .scale = sublayer.scale,
+                                   .expert_scales = scales(prefix_ + "ffn_down_shexp", one)},
                        .gate = t_.gated ? gate : up,
                        .up = t_.gated ? up : kNoWeight,
                        .down = down,
+                       .gate_scales = t_.gated ? scales(prefix_ + "ffn_gate_shexp", one) : of_up,
+                       .up_scales = t_.gated ? of_up : kNoWeight,
                        .act = t_.act});
         return;
     }

@@ -3,7 +3,7 @@
 // Layers from `leading_dense_block_count` on have experts if their number, counted from 1, is a multiple of
 // `interleave_moe_layer_step`. The tensors of the file decide the rest: ffn_gate_up_exps (gate rows first) or
 // ffn_gate_exps and ffn_up_exps; biases of router and experts; exp_probs_b (a bias for the choice only);
-// ffn_down_exps.scale, a factor for the output of each expert; ffn_*_shexp (or ffn_up_shexp with the gate's rows
+// ffn_*_exps.scale, a factor for the products of each expert's matrix; ffn_*_shexp (or ffn_up_shexp with the gate's rows
 // first), an expert for all tokens, whose output is added unscaled or, with ffn_gate_inp_shexp, times the sigmoid
 // of its own logit.
 #pragma once

@@ -264,10 +264,13 @@ void ExpertRunner::activate_rows(const Experts &step, int64_t row0, int64_t row1
     for (int64_t row = row0; row < row1; ++row) {
         const Group &group = groups_[static_cast<size_t>(row_group_.as<int32_t>()[row])];
         float *gate = hidden_.as<float>() + row * stride + col0, *up = gate + down.cols;
-        if (step.weights_on_input) {
-            s_.vector->scale(row_weight_.as<float>()[row], gate, n, gate);
-            if (gated) s_.vector->scale(row_weight_.as<float>()[row], up, n, up);
-        }
+        const auto multiply = [&](WeightId scales, float *x) {
+            float factor = step.weights_on_input ? row_weight_.as<float>()[row] : 1;
+            if (const float *s = floats(scales)) factor *= s[group.expert];
+            if (factor != 1) s_.vector->scale(factor, x, n, x);
+        };
+        multiply(step.gate_scales, gate);
+        if (gated) multiply(merged ? step.gate_scales : step.up_scales, up);
         if (const float *bias = floats(step.gate_bias)) {
             bias += weight(step.gate).rows * group.expert + col0;
             s_.vector->add(gate, bias, n, gate);

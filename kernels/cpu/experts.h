@@ -7,12 +7,13 @@
 //   Gather    copies the packed input of every row, so that an expert's rows form a matrix
 //             (one token: its own packed input serves all rows)
 //   In        gate and up products of every row: a unit is (expert, tiles of rows of its matrices)
-//   Activate  adds biases, applies the activation and packs h
+//   Activate  applies scales and biases, then the activation, and packs h
 //   Out       adds the down products to the output directly: a unit is a range of output columns of all
 //             experts, so threads do not wait for each other and only the sum is stored
 // The order of the sum does not depend on the batch: out = add or 0; for each expert e ascending, out =
-// fma(w_e, y_e (+ bias), out), where y_e follows the contract of README.md. With weights_on_input the
-// output is not multiplied by w_e; instead gate and up are, before their biases are added.
+// fma(w_e, y_e (+ bias), out), where y_e follows the contract of README.md. Before their biases are added, the
+// gate and up products are multiplied by the expert's scale. With weights_on_input they are multiplied by w_e *
+// scale, rounded once, and the output is not multiplied by w_e.
 #pragma once
 
 #include <array>

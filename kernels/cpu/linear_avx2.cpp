@@ -74,8 +74,7 @@ struct Engine32 {
         Group32 groups[8];
     };
 
-    [[gnu::always_inline]] static void unpack_group(Rows rows, int j, Group32 &g) {
-        unpack_group32<Format>(rows, j, g);
+    [[gnu::always_inline]] static void to_tiles(Group32 &g) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) g.w[i] = to_tile<Format>(g.w[i]);
     }
@@ -114,10 +113,11 @@ struct Engine32 {
     }
 
     static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
-        for (int j = 0; j < groups * kGroups<Format>; ++j) {
-            prefetch_share<Engine32>(rows, j, next);
-            unpack_group(rows, j, tile.groups[j]);
-        }
+        for_groups32<Engine32, Format>(
+            rows, groups, next, [&](int j, Group32 &g) __attribute__((always_inline)) {
+                to_tiles(g);
+                tile.groups[j] = g;
+            });
     }
 
     static void add(const Tile &tile, int groups, int64_t, const Record *a, int count, Partials &sums) {
@@ -127,12 +127,11 @@ struct Engine32 {
     template <int count>
     [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t, const Record *a,
                                                  Partials &sums, const std::byte *next) {
-        for (int j = 0; j < groups * kGroups<Format>; ++j) {
-            Group32 g;
-            prefetch_share<Engine32>(rows, j, next);
-            unpack_group(rows, j, g);
-            add_group(g, j, a, count, sums);
-        }
+        for_groups32<Engine32, Format>(
+            rows, groups, next, [&](int j, Group32 &g) __attribute__((always_inline)) {
+                to_tiles(g);
+                add_group(g, j, a, count, sums);
+            });
     }
 };
 

@@ -113,15 +113,13 @@ struct Engine32 {
     }
 
     static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
-        for (int j = 0; j < groups * kGroups<Format>; ++j) {
-            Group32 g;
-            prefetch_share<Engine32>(rows, j, next);
-            unpack_group32<Format>(rows, j, g);
+        for_groups32<Engine32, Format>(
+            rows, groups, next, [&](int j, const Group32 &g) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-            for (int i = 0; i < 8; ++i) tile.groups[j].w[i] = to_tile<Format>(g.w[i]);
-            tile.groups[j].d = g.d;
-            if constexpr (kHasMinimum<Format> || kHalves<Format>) tile.groups[j].m = g.m;
-        }
+                for (int i = 0; i < 8; ++i) tile.groups[j].w[i] = to_tile<Format>(g.w[i]);
+                tile.groups[j].d = g.d;
+                if constexpr (kHasMinimum<Format> || kHalves<Format>) tile.groups[j].m = g.m;
+            });
     }
 
     static void add(const Tile &tile, int groups, int64_t, const Record *a, int count, Partials &sums) {
@@ -131,12 +129,10 @@ struct Engine32 {
     template <int count>
     [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t, const Record *a,
                                                  Partials &sums, const std::byte *next) {
-        for (int j = 0; j < groups * kGroups<Format>; ++j) {
-            Group32 g;
-            prefetch_share<Engine32>(rows, j, next);
-            unpack_group32<Format>(rows, j, g);
-            add_group<false>(g, j, a, count, sums);
-        }
+        for_groups32<Engine32, Format>(
+            rows, groups, next, [&](int j, const Group32 &g) __attribute__((always_inline)) {
+                add_group<false>(g, j, a, count, sums);
+            });
     }
 };
 

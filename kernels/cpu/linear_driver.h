@@ -133,6 +133,32 @@ template <typename Engine>
                          _MM_HINT_T0);
 }
 
+// Calls f(j, group) for the groups of 32 columns of `blocks` blocks, and prefetches their shares (prefetch_share()).
+template <typename Engine, typename Format, typename Function>
+[[gnu::always_inline]] inline void for_groups32(Rows rows, int blocks, const std::byte *next, Function f) {
+    Group32 g;
+    if constexpr (kGroups < Format >> 1 && !kHalves<Format>) {
+        for (int b = 0; b < blocks; ++b) {
+            const Rows block = rows + b * Format::kBlockBytes;
+            Ints v[4];
+            transpose_chunk(block + (Format::kBlockBytes - 16), v);
+            g.d = gather_scales(block);
+#pragma GCC unroll 4
+            for (int i = 0; i < kGroups<Format>; ++i) {
+                prefetch_share<Engine>(rows, b * kGroups<Format> + i, next);
+                Format::weights(v, i, g.w);
+                f(b * kGroups<Format> + i, g);
+            }
+        }
+    } else {
+        for (int j = 0; j < blocks * kGroups<Format>; ++j) {
+            prefetch_share<Engine>(rows, j, next);
+            unpack_group32<Format>(rows, j, g);
+            f(j, g);
+        }
+    }
+}
+
 // The address of block b's share of the next tile; without a next tile, an address that is already
 // cached.
 template <typename Engine>
@@ -276,6 +302,10 @@ void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t r
             return multiply_rows<Engine32<FormatMXFP4>>(weights, row0, row1, task, next);
         case Type::NVFP4:
             return multiply_rows<Engine32<FormatNVFP4>>(weights, row0, row1, task, next);
+        case Type::Q1_0:
+            return multiply_rows<Engine32<FormatQ1_0>>(weights, row0, row1, task, next);
+        case Type::Q2_0:
+            return multiply_rows<Engine32<FormatQ2_0>>(weights, row0, row1, task, next);
         case Type::Q2_K:
             return multiply_rows<Engine256<FormatQ2_K>>(weights, row0, row1, task, next);
         case Type::Q3_K:

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "gguf/half.h"
 #include "gguf/nvfp4.h"
@@ -211,6 +212,17 @@ void unpack(const gguf::BlockNVFP4 &b, int half, Halves32 &g) {
         g.q[k] = gguf::kMXFP4Values[b.qs[16 * half + k / 16 * 8 + k % 8] >> (k / 8 % 2 * 4) & 15];
 }
 
+// Weights 32 part ... 32 part + 31.
+void unpack(const gguf::BlockQ1_0 &b, int part, Group32 &g) {
+    g.d = gguf::f16_to_f32(b.d);
+    for (int k = 0; k < 32; ++k) g.q[k] = b.qs[4 * part + k / 8] >> (k % 8) & 1 ? 1 : -1;
+}
+
+void unpack(const gguf::BlockQ2_0 &b, int part, Group32 &g) {
+    g.d = gguf::f16_to_f32(b.d);
+    for (int k = 0; k < 32; ++k) g.q[k] = (b.qs[8 * part + k / 4] >> (k % 4 * 2) & 3) - 1;
+}
+
 void unpack(const gguf::BlockQ2_K &b, Group256 &g) {
     g.d = gguf::f16_to_f32(b.d);
     g.dmin = gguf::f16_to_f32(b.dmin);
@@ -370,6 +382,10 @@ void with_block(Type type, F f) {
             return f(gguf::BlockMXFP4{});
         case Type::NVFP4:
             return f(gguf::BlockNVFP4{});
+        case Type::Q1_0:
+            return f(gguf::BlockQ1_0{});
+        case Type::Q2_0:
+            return f(gguf::BlockQ2_0{});
         case Type::TQ1_0:
             return f(gguf::BlockTQ1_0{});
         case Type::TQ2_0:
@@ -397,6 +413,26 @@ template <typename Block>
 concept Has32 = requires(const Block &b, Group32 &g) {
     unpack(b, g);
 };
+
+// Blocks of several groups of 32 that share a scale.
+template <typename Block>
+concept HasParts32 = requires(const Block &b, Group32 &g) {
+    unpack(b, 0, g);
+};
+template <typename Block>
+constexpr int64_t kParts32 = std::is_same_v<Block, gguf::BlockQ1_0>   ? 4
+                             : std::is_same_v<Block, gguf::BlockQ2_0> ? 2
+                                                                      : 1;
+
+// Group g of a row of blocks.
+template <typename Block>
+void unpack_group(const std::byte *row, int64_t g, Group32 &group) {
+    const Block block = load<Block>(row + g / kParts32<Block> * static_cast<int64_t>(sizeof(Block)));
+    if constexpr (HasParts32<Block>)
+        unpack(block, static_cast<int>(g % kParts32<Block>), group);
+    else
+        unpack(block, group);
+}
 
 template <typename Block>
 concept HasHalves32 = requires(const Block &b, Halves32 &g) {
@@ -450,11 +486,11 @@ void accumulate(const Group256 &w, const PackedQ8x256 &a, float &p) {
 template <typename Block>
 void multiply_row(const std::byte *row, int64_t cols, const void *packed, int64_t tokens, int64_t t0,
                   int count, Partials *partials) {
-    if constexpr (Has32<Block>) {
+    if constexpr (Has32<Block> || HasParts32<Block>) {
         const PackedQ8x32 *a = static_cast<const PackedQ8x32 *>(packed);
         Group32 group{};
         for (int64_t g = 0; g < cols / 32; ++g) {
-            unpack(load<Block>(row + g * static_cast<int64_t>(sizeof(Block))), group);
+            unpack_group<Block>(row, g, group);
             for (int t = 0; t < count; ++t)
                 accumulate<Block>(group, a[g / 8 * tokens + t0 + t], static_cast<int>(g % 8), partials[t]);
         }
@@ -524,10 +560,10 @@ size_t scratch_bytes(int64_t) {
 
 template <typename Block>
 void dequantize_blocks(const std::byte *row, int64_t cols, float *out) {
-    if constexpr (Has32<Block>) {
+    if constexpr (Has32<Block> || HasParts32<Block>) {
         Group32 group{};
         for (int64_t g = 0; g < cols / 32; ++g) {
-            unpack(load<Block>(row + g * static_cast<int64_t>(sizeof(Block))), group);
+            unpack_group<Block>(row, g, group);
             for (int i = 0; i < 32; ++i) {
                 const float value = static_cast<float>(group.q[i]) * group.d;
                 out[32 * g + i] = HasMinimum32<Block> ? value + group.m : value;

@@ -122,7 +122,8 @@ template <Table table>
 // --- formats with blocks of 32 weights -------------------------------------------------------------------
 // scale(rows) -> d of all rows, minimum(rows) -> m if kOffset is 0, weights(rows, w) -> one group. In formats
 // with several groups per block (kGroups), `rows` points to the block and the group is a further argument.
-// Formats with kHalves have a scale for each 16 weights of a group: scales(rows, group, first, second).
+// Formats with kHalves have a scale for each 16 weights of a group: scales(rows, group, first, second). Formats with
+// kGroups that share one scale unpack their groups from the 16 transposed bytes v: weights(v, group, w).
 
 template <int kBytes, Table table>
 struct Nibbles32 {
@@ -188,6 +189,40 @@ struct FormatNVFP4 {
             w[i / 2 * 4 + i % 2] = lookup<Table::NVFP4>(low_nibbles(v[i]));
             w[i / 2 * 4 + 2 + i % 2] = lookup<Table::NVFP4>(high_nibbles(v[i]));
         }
+    }
+};
+
+// Byte k of each lane: its four 2-bit numbers as the bytes of the lane.
+[[gnu::always_inline]] inline Ints quarter_bytes(Ints v, int k) {
+    const int high = k * 0x01000100,
+              next = 0x04000400;  // into the high bytes of both words; the low ones are 0
+    const Ints words =
+        shuffle_parts(v, _mm_setr_epi32(high | 0x00800080, (high + next) | 0x00800080,
+                                        (high + 2 * next) | 0x00800080, (high + 3 * next) | 0x00800080));
+    // A nibble n becomes n + (n << 6): n is at bit 8 of the first word and at bit 12 of the second.
+    const Ints nibbles = words & splat(0xf0000f00);
+    return high_product16(nibbles, splat(0x04104100)) & splat(0x03030303);
+}
+
+struct FormatQ1_0 {
+    static constexpr int kBlockBytes = 18;
+    static constexpr int kGroups = 4;
+    static constexpr int kOffset = 1;
+    static constexpr int kLargest = 2;
+    [[gnu::always_inline]] static void weights(const Ints (&v)[4], int group, Ints (&w)[8]) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) w[i] = doubled_bits(v[group], i);
+    }
+};
+
+struct FormatQ2_0 {
+    static constexpr int kBlockBytes = 18;
+    static constexpr int kGroups = 2;
+    static constexpr int kOffset = 1;
+    static constexpr int kLargest = 3;
+    [[gnu::always_inline]] static void weights(const Ints (&v)[4], int group, Ints (&w)[8]) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) w[i] = quarter_bytes(v[2 * group + i / 4], i % 4);
     }
 };
 

@@ -125,6 +125,21 @@ constexpr int kRows = 16;
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
+// Nibble k of each lane: its four bits, doubled, as the bytes of the lane.
+[[gnu::always_inline]] inline Ints doubled_bits(Ints v, int k) {
+    const Ints table =
+        _mm512_setr_epi32(0, 0x2, 0x200, 0x202, 0x20000, 0x20002, 0x20200, 0x20202, 0x2000000, 0x2000002,
+                          0x2000200, 0x2000202, 0x2020000, 0x2020002, 0x2020200, 0x2020202);
+    return _mm512_permutexvar_epi32(right32(v, 4 * k), table);  // uses the lowest four bits of each index
+}
+// The bytes of each 128-bit part in the order of `control`; 0 where it is negative.
+[[gnu::always_inline]] inline Ints shuffle_parts(Ints v, __m128i control) {
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(control));
+}
+[[gnu::always_inline]] inline Ints high_product16(Ints a, Ints b) {
+    return _mm512_mulhi_epu16(a, b);
+}
+
 #else
 
 using Ints = __m256i;
@@ -220,6 +235,20 @@ constexpr int kRows = 8;
 }
 [[gnu::always_inline]] inline Ints interleave_high64(Ints a, Ints b) {
     return _mm256_unpackhi_epi64(a, b);
+}
+
+[[gnu::always_inline]] inline Ints shuffle_parts(Ints v, __m128i control) {
+    return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(control));
+}
+[[gnu::always_inline]] inline Ints doubled_bits(Ints v, int k) {
+    const int first = (k / 2) * 0x01010101, next = 0x04040404;
+    const Ints bytes = shuffle_parts(v, _mm_setr_epi32(first, first + next, first + 2 * next,
+                                                       first + 3 * next));  // four copies of byte k / 2
+    const Ints bit = splat(k % 2 == 0 ? 0x08040201 : 0x80402010);
+    return _mm256_cmpeq_epi8(bytes & bit, bit) & splat(0x02020202);
+}
+[[gnu::always_inline]] inline Ints high_product16(Ints a, Ints b) {
+    return _mm256_mulhi_epu16(a, b);
 }
 
 [[gnu::always_inline]] inline Ints load_parts(const std::byte *p, int64_t step) {

@@ -256,10 +256,13 @@ class Planner {
                      down.cols,
                      down.rows,
                      step.up != kNoWeight || gate.rows == 2 * down.cols,
+                     step.gate_scales != kNoWeight || step.up_scales != kNoWeight,
                      false,
                      activation_of(step.act)};
-        add_in(op, {step.gate, step.gate_bias, gate.rows, 0});
-        if (step.up != kNoWeight) add_in(op, {step.up, step.up_bias, weight(step.up).rows, op.width});
+        add_in(op, {step.gate, step.gate_bias, gate.rows, 0}, false);
+        if (step.up != kNoWeight) add_in(op, {step.up, step.up_bias, weight(step.up).rows, op.width}, true);
+        use_floats(step.gate_scales);
+        use_floats(step.up_scales);
         op.fused = op.in.size() == 1 && op.in[0].parts.size() == 2 && step.act == Activation::Kind::Silu;
         use_tiles(step.down, Count::Many);
         op.down = tile_format(down.type);
@@ -273,11 +276,11 @@ class Planner {
         plan_.ops.push_back(std::move(op));
         written(step.out);
     }
-    void add_in(ExpertsOp &op, const ExpertsOp::Part &part) {
+    void add_in(ExpertsOp &op, const ExpertsOp::Part &part, bool of_up) {
         use_tiles(part.weight, Count::Many);
         use_floats(part.bias);
         const TileFormat format = tile_format(weight(part.weight).type);
-        if (op.in.empty() || op.in[0].format != format) op.in.push_back({format, {}});
+        if (op.in.empty() || op.in[0].format != format || op.scaled) op.in.push_back({format, {}, of_up});
         op.in.back().parts.push_back(part);
     }
     // A step over states: its weights are vectors, and its output is none of its inputs.

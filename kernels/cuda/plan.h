@@ -66,6 +66,7 @@ struct ExpertsOp {
     struct In {
         TileFormat format;
         std::vector<Part> parts;  // gate, up or both, or one part that holds both
+        bool of_up = false;       // the rows' factors are those of up (GroupRowsParams::row_weights)
     };
     Experts step;
     std::vector<In> in;
@@ -74,6 +75,7 @@ struct ExpertsOp {
     int32_t experts;
     int64_t in_width, width, out_width;  // of the input, of an expert, of the output
     bool gated;                          // there is an `up` to multiply the activation with
+    bool scaled;                         // gate or up has scales: they are separate launches
     bool fused;                          // the launch of gate and up also applies the activation
     ActivationKind activation;
 };

@@ -374,19 +374,22 @@ class ReferenceBackend final : public Backend {
     void add_expert(const Experts &s, int64_t e, const std::vector<std::pair<size_t, double>> &mine,
                     Row &out) {
         // Returns [tokens][rows]. `bias` holds the biases of all experts, one after the other.
-        const auto biased = [&](WeightId matrix, WeightId bias, const auto &x, bool weighted) {
+        const auto biased = [&](WeightId matrix, WeightId scales, WeightId bias, const auto &x,
+                                bool weighted) {
             Row y = product(weight(matrix), e, x);
-            const Row b = vector_of(bias);
+            const Row b = vector_of(bias), factors = vector_of(scales);
+            const double factor = factors.empty() ? 1 : factors[static_cast<size_t>(e)];
             const auto rows = static_cast<size_t>(weight(matrix).rows);
             for (size_t i = 0; i < y.size(); ++i)
-                y[i] = y[i] * (weighted ? mine[i / rows].second : 1) +
+                y[i] = y[i] * factor * (weighted ? mine[i / rows].second : 1) +
                        (b.empty() ? 0 : b[static_cast<size_t>(e) * rows + i % rows]);
             return y;
         };
         std::vector<std::span<const double>> x;
         for (const auto &[t, w] : mine) x.push_back(row(s.in, t));
-        const Row first = biased(s.gate, s.gate_bias, x, s.weights_on_input);
-        const Row second = s.up == kNoWeight ? Row{} : biased(s.up, s.up_bias, x, s.weights_on_input);
+        const Row first = biased(s.gate, s.gate_scales, s.gate_bias, x, s.weights_on_input);
+        const Row second =
+            s.up == kNoWeight ? Row{} : biased(s.up, s.up_scales, s.up_bias, x, s.weights_on_input);
         const auto hidden = static_cast<size_t>(weight(s.down).cols), rows = first.size() / mine.size();
         std::vector<Row> h;
         for (size_t i = 0; i < mine.size(); ++i) {
@@ -396,7 +399,7 @@ class ReferenceBackend final : public Backend {
             h.push_back(gate(s.act, of_token.first(hidden), up));
         }
         x.assign(h.begin(), h.end());
-        const Row y = biased(s.down, s.down_bias, x, false);
+        const Row y = biased(s.down, kNoWeight, s.down_bias, x, false);
         const size_t size = width(s.out);
         for (size_t i = 0; i < y.size(); ++i) {
             const auto &[t, w] = mine[i / size];

@@ -44,9 +44,9 @@ uint64_t hash(const std::vector<std::byte> &bytes) {
 
 constexpr Type kSearched[] = {Type::Q2_K, Type::Q3_K,   Type::Q4_K,  Type::Q5_K,
                               Type::Q6_K, Type::IQ4_NL, Type::IQ4_XS};
-constexpr Type kQuantized[] = {Type::Q4_0,  Type::Q4_1,  Type::Q5_0,  Type::Q5_1, Type::Q8_0,   Type::Q2_K,
-                               Type::Q3_K,  Type::Q4_K,  Type::Q5_K,  Type::Q6_K, Type::IQ4_NL, Type::IQ4_XS,
-                               Type::MXFP4, Type::NVFP4, Type::TQ1_0, Type::TQ2_0};
+constexpr Type kQuantized[] = {Type::Q4_0,  Type::Q4_1,  Type::Q5_0,  Type::Q5_1,  Type::Q8_0,   Type::Q2_K,
+                               Type::Q3_K,  Type::Q4_K,  Type::Q5_K,  Type::Q6_K,  Type::IQ4_NL, Type::IQ4_XS,
+                               Type::MXFP4, Type::NVFP4, Type::TQ1_0, Type::TQ2_0, Type::Q1_0,   Type::Q2_0};
 
 }  // namespace
 

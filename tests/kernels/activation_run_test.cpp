@@ -104,6 +104,10 @@ void add_experts(const Program &program, size_t index, const Experts &s, Expecte
             } else if (both.size() == 2 * hidden) {
                 up.assign(both.begin() + static_cast<std::ptrdiff_t>(hidden), both.end());
             }
+            const Row gate_scales = doubles_of(program, s.gate_scales),
+                      up_scales = doubles_of(program, s.up_scales);
+            for (double &value : gate) value *= gate_scales.empty() ? 1 : gate_scales[e];
+            for (double &value : up) value *= up_scales.empty() ? 1 : up_scales[e];
             const Row gate_bias = bias(s.gate_bias, e, 0),
                       up_bias = s.up != kNoWeight ? bias(s.up_bias, e, 0)
                                                   : bias(s.gate_bias, e, up.empty() ? 0 : hidden);
@@ -157,6 +161,26 @@ ImportanceSums measured(const Program &program, bool with_output = true) {
     return sums;
 }
 
+void check_sums(const Program &program) {
+    const ImportanceSums sums = measured(program);
+    const Expected expected = expected_of(program);
+    REQUIRE(sums.entries.size() == expected.entries.size());
+    for (const auto &[name, entry] : expected.entries) {
+        CAPTURE(name);
+        const auto found = sums.entries.find(name);
+        REQUIRE(found != sums.entries.end());
+        CHECK(found->second.counts == entry.counts);
+        REQUIRE(found->second.sums.size() == entry.sums.size());
+        double error = 0, all = 0;
+        for (size_t i = 0; i < entry.sums.size(); ++i) {
+            error += std::fabs(found->second.sums[i] - entry.sums[i]);
+            all += entry.sums[i];
+        }
+        CHECK(all > 0);
+        CHECK(error <= 1e-2 * all);
+    }
+}
+
 }  // namespace
 
 TEST_CASE("imatrix: the activations in front of every matrix are the reference's, in all kinds of models") {
@@ -167,23 +191,32 @@ TEST_CASE("imatrix: the activations in front of every matrix are the reference's
         shape.arch = arch;
         const TemporaryModel file(shape);
         const model::Model model = model::build(file.file);
-        const ImportanceSums sums = measured(model.program);
-        const Expected expected = expected_of(model.program);
-        REQUIRE(sums.entries.size() == expected.entries.size());
-        for (const auto &[name, entry] : expected.entries) {
-            CAPTURE(name);
-            const auto found = sums.entries.find(name);
-            REQUIRE(found != sums.entries.end());
-            CHECK(found->second.counts == entry.counts);
-            REQUIRE(found->second.sums.size() == entry.sums.size());
-            double error = 0, all = 0;
-            for (size_t i = 0; i < entry.sums.size(); ++i) {
-                error += std::fabs(found->second.sums[i] - entry.sums[i]);
-                all += entry.sums[i];
+        check_sums(model.program);
+    }
+}
+
+TEST_CASE("imatrix: factors of experts are applied to gate and up, and not to their biases") {
+    ModelShape shape;
+    shape.arch = "gpt-oss";  // its experts have biases
+    const TemporaryModel file(shape);
+    for (const bool up_too : {false, true}) {
+        CAPTURE(up_too);
+        model::Model model = model::build(file.file);
+        const std::vector<float> gate_scales(64, 0.25f), up_scales(64, 3.0f);
+        const auto vector = [&](const std::vector<float> &values, int64_t experts) {
+            model.program.weights.push_back(
+                {"scales", gguf::Type::F32, 1, experts, reinterpret_cast<const std::byte *>(values.data())});
+            return static_cast<WeightId>(model.program.weights.size() - 1);
+        };
+        for (Step &step : model.program.steps)
+            if (auto *experts = std::get_if<Experts>(&step)) {
+                const int64_t count = model.program.weights[static_cast<size_t>(experts->down)].count;
+                REQUIRE(count <= 64);
+                REQUIRE(experts->gate_bias != kNoWeight);
+                experts->gate_scales = vector(gate_scales, count);
+                if (up_too) experts->up_scales = vector(up_scales, count);
             }
-            CHECK(all > 0);
-            CHECK(error <= 1e-2 * all);
-        }
+        check_sums(model.program);
     }
 }
 

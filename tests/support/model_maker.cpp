@@ -92,6 +92,8 @@ Type fitting(Type type, int64_t row) {
             return Type::Q8_0;
         case Type::TQ1_0:
         case Type::TQ2_0:
+        case Type::Q1_0:
+        case Type::Q2_0:
             return Type::Q4_0;
         default:
             return Type::IQ4_NL;
@@ -105,7 +107,8 @@ Type matrix_type(const ModelShape &shape, Role role, int64_t layer, int64_t row)
     if (!shape.pure && gguf::traits(type).quantized) {
         if (output && type != Type::Q8_0)
             type = Type::Q6_K;
-        else if (role == Role::Embedding && (type == Type::TQ1_0 || type == Type::TQ2_0))
+        else if (role == Role::Embedding &&
+                 (type == Type::TQ1_0 || type == Type::TQ2_0 || type == Type::Q2_0))
             type = Type::Q4_K;
     }
     return fitting(type, row);

@@ -156,6 +156,8 @@ void TinyProgram::add_experts() {
     step.gate_bias = biases(e.merged ? 2 * ff : ff);
     if (!e.merged) step.up_bias = biases(ff);
     step.down_bias = biases(width);
+    if (e.in_scales) step.gate_scales = vector(e.count, 1, 0.8f);
+    if (e.in_scales && !e.merged) step.up_scales = vector(e.count, 1, 0.8f);
     program_.steps.push_back(step);
 }
 

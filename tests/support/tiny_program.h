@@ -19,8 +19,9 @@ struct TinyExperts {
     bool selection_bias = false, biases = false;
     bool merged = false;  // gate and up in one tensor
     bool weights_on_input = false;
-    bool scales = false;  // a factor for each expert
-    bool shared = false;  // an additional expert for all tokens
+    bool scales = false;     // a factor for the output of each expert
+    bool in_scales = false;  // factors for the gate and up products of each expert
+    bool shared = false;     // an additional expert for all tokens
     kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
 };
 

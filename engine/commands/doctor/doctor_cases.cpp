@@ -414,6 +414,8 @@ class Cases {
                   type(step.gate_bias),
                   type(step.up_bias),
                   type(step.down_bias),
+                  type(step.gate_scales),
+                  type(step.up_scales),
                   static_cast<int64_t>(step.act),
                   step.weights_on_input,
                   step.add != kNoSlot,
@@ -464,7 +466,8 @@ class Cases {
             w.rows = 1;
             *id = put(w);
         }
-        for (WeightId *id : {&step.routing.selection_bias, &step.routing.expert_scales}) {
+        for (WeightId *id : {&step.routing.selection_bias, &step.routing.expert_scales, &step.gate_scales,
+                             &step.up_scales}) {
             if (*id == kNoWeight) continue;
             Weight w = weight(*id);
             w.cols = count;

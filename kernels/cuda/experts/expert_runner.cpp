@@ -51,7 +51,7 @@ ExpertRunner::Sizes ExpertRunner::sizes(const Program &program, const Plan &plan
 size_t ExpertRunner::bytes(const Program &program, const Plan &plan, int32_t max_tokens) {
     const Sizes s = sizes(program, plan, max_tokens);
     if (s.rows == 0) return 0;
-    return static_cast<size_t>(s.rows * 5 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
+    return static_cast<size_t>(s.rows * 6 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
                                (s.hidden + s.results) * 4 + s.packed + 8);
 }
 
@@ -61,7 +61,8 @@ ExpertRunner::ExpertRunner(const Program &program, const Plan &plan, int32_t max
     const auto memory = [](int64_t bytes) {
         return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), kName) : DeviceMemory();
     };
-    for (DeviceMemory *m : {&chosen_, &weights_, &sources_, &row_weights_, &rows_}) *m = memory(4 * s.rows);
+    for (DeviceMemory *m : {&chosen_, &weights_, &sources_, &rows_, &gate_weights_, &up_weights_})
+        *m = memory(4 * s.rows);
     for (DeviceMemory *m : {&few_, &many_}) *m = memory(s.groups * static_cast<int64_t>(sizeof(TokenGroup)));
     counts_ = memory(2 * sizeof(int32_t));
     hidden_ = memory(4 * s.hidden);
@@ -107,11 +108,20 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
         {operands.logits.data, operands.logits.stride, weights.floats(r.selection_bias),
          weights.floats(r.expert_scales), operands.tokens, op.experts, r.used, r.groups, r.groups_used,
          r.group_best, score_of(r.score), r.normalize, r.scale, chosen_.as<int32_t>(), weights_.as<float>()});
-    launcher.run_exactly(
-        group_rows_kernel(), op.experts, kGroupRowsShared,
-        {chosen_.as<const int32_t>(), weights_.as<const float>(), rows, r.used, op.experts,
-         sources_.as<int32_t>(), row_weights_.as<float>(), rows_.as<int32_t>(), few_.as<TokenGroup>(),
-         many_.as<TokenGroup>(), counts_.as<int32_t>(), counts_.as<int32_t>() + 1});
+    launcher.run_exactly(group_rows_kernel(), op.experts, kGroupRowsShared,
+                         {chosen_.as<const int32_t>(),
+                          op.step.weights_on_input ? weights_.as<const float>() : nullptr,
+                          {weights.floats(op.step.gate_scales), weights.floats(op.step.up_scales)},
+                          rows,
+                          r.used,
+                          op.experts,
+                          sources_.as<int32_t>(),
+                          {gate_weights_.as<float>(), up_weights_.as<float>()},
+                          rows_.as<int32_t>(),
+                          few_.as<TokenGroup>(),
+                          many_.as<TokenGroup>(),
+                          counts_.as<int32_t>(),
+                          counts_.as<int32_t>() + 1});
 }
 
 // Writes h into hidden_. Without a fused activation, gate and up are first written there side by side.
@@ -127,7 +137,8 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
         p.cols = static_cast<int32_t>(op.in_width);
         p.gate = op.fused ? LinearGate::Silu : LinearGate::None;
         p.sources = sources_.as<const int32_t>();
-        p.row_weights = step.weights_on_input ? row_weights_.as<const float>() : nullptr;
+        if (step.weights_on_input || op.scaled)
+            p.row_weights = (in.of_up ? up_weights_ : gate_weights_).as<const float>();
         for (const ExpertsOp::Part &part : in.parts) {
             LinearMatrix &m = p.matrix[p.matrices++];
             m.tiles = weights.tiles(part.weight);

@@ -40,11 +40,12 @@ class ExpertRunner {
                      const Operands &operands, const ExpertRows &rows);
     void down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights, const ExpertRows &rows);
 
-    DeviceMemory chosen_, weights_;              // [pair]
-    DeviceMemory sources_, row_weights_, rows_;  // [row], [row], [pair]
-    DeviceMemory few_, many_, counts_;           // lists of groups; their lengths
-    DeviceMemory hidden_, packed_;               // [row][gate, up]; h, quantized
-    DeviceMemory results_;                       // [row][width of out]
+    DeviceMemory chosen_, weights_;           // [pair]
+    DeviceMemory sources_, rows_;             // [row], [pair]
+    DeviceMemory gate_weights_, up_weights_;  // [row]: GroupRowsParams::row_weights
+    DeviceMemory few_, many_, counts_;        // lists of groups; their lengths
+    DeviceMemory hidden_, packed_;            // [row][gate, up]; h, quantized
+    DeviceMemory results_;                    // [row][width of out]
 };
 
 }  // namespace runnel::kernels::cuda

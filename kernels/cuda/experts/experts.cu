@@ -239,10 +239,15 @@ struct GroupRows {
         block_sync();
         if (warp_index() == 0) sum_before(static_cast<uint32_t>(expert), shared);
         uint32_t row = sum_of_earlier(own, shared) + shared.first;
+        float scale[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) scale[k] = p.scales[k] ? p.scales[k][expert] : 1.0f;
         for (int32_t i = begin; i < end; ++i) {
             if (p.chosen[i] != expert) continue;
             p.sources[row] = i / p.used;
-            p.row_weights[row] = p.weights[i];
+            const float weight = p.weights ? p.weights[i] : 1.0f;
+#pragma unroll
+            for (int k = 0; k < 2; ++k) p.row_weights[k][row] = weight * scale[k];
             p.rows[i] = static_cast<int32_t>(row++);
         }
         const uint32_t rows = shared.count[expert];

@@ -38,12 +38,13 @@ inline constexpr int kRouteTokens = 8;  // per block
 
 // Sorts the pairs by expert into rows and forms groups of them. One block per expert.
 struct GroupRowsParams {
-    const int32_t *chosen;  // [pair]
-    const float *weights;
+    const int32_t *chosen;   // [pair]
+    const float *weights;    // [pair]; null: 1
+    const float *scales[2];  // of gate and of up: [experts], or null: 1
     int32_t pairs, used, experts;
-    int32_t *sources;    // [row]: token
-    float *row_weights;  // [row]
-    int32_t *rows;       // [pair]
+    int32_t *sources;       // [row]: token
+    float *row_weights[2];  // for gate and for up, [row]: the pair's weight times the expert's scale
+    int32_t *rows;          // [pair]
     // The rows of each expert in groups of at most kLinearGroupTokens, and of at most kPrefillTokens.
     TokenGroup *few, *many;
     int32_t *few_count, *many_count;

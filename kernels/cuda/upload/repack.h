@@ -46,6 +46,8 @@ constexpr uint32_t trit(const uint8_t *block, int i) {
 }
 
 constexpr int block_cols(gguf::Type type) {
+    if (type == gguf::Type::Q1_0) return 128;
+    if (type == gguf::Type::Q2_0) return 64;
     switch (tile_format(type)) {
         case TileFormat::F32:
         case TileFormat::F16:
@@ -77,6 +79,10 @@ constexpr uint32_t code(gguf::Type type, const uint8_t *block, int i) {
         case gguf::Type::Q4_0:
         case gguf::Type::IQ4_NL:
             return nibble32(block + 2, i);
+        case gguf::Type::Q1_0:
+            return 7 + 2 * (block[2 + i / 8] >> (i % 8) & 1u);
+        case gguf::Type::Q2_0:
+            return 7 + (block[2 + i / 4] >> (i % 4 * 2) & 3u);
         case gguf::Type::Q4_1:
             return nibble32(block + 4, i);
         case gguf::Type::MXFP4:
@@ -116,6 +122,10 @@ constexpr int bytes_of_block(gguf::Type type) {
         case gguf::Type::Q4_0:
         case gguf::Type::IQ4_NL:
             return sizeof(gguf::BlockQ4_0);
+        case gguf::Type::Q1_0:
+            return sizeof(gguf::BlockQ1_0);
+        case gguf::Type::Q2_0:
+            return sizeof(gguf::BlockQ2_0);
         case gguf::Type::Q4_1:
             return sizeof(gguf::BlockQ4_1);
         case gguf::Type::Q5_0:

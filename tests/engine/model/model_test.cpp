@@ -157,11 +157,69 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
                   "output.scale: a factor must be a single number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F16, one),
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
-    ModelShape experts;
-    experts.arch = "qwen3moe";
-    check_refused(
-        EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
-        "blk.0.ffn_up_exps.scale: a factor must be a single number, and is not supported for experts");
+    check_refused(EditedModel().tensor("blk.0.attn_q.scale", gguf::Type::F32, {4}, 1),
+                  "blk.0.attn_q.scale: a factor must be a single number");
+}
+
+TEST_CASE("model: experts have factors of their own for gate, up and down") {
+    ModelShape shape;
+    shape.arch = "qwen3moe";
+    const int64_t experts = shape.experts.count;
+    const auto experts_of = [](const EditedModel &edited, kernels::Program &program) {
+        CHECK(edited.built(program).empty());
+        std::vector<kernels::Experts> all;
+        for (const kernels::Step &step : program.steps)
+            if (const auto *found = std::get_if<kernels::Experts>(&step)) all.push_back(*found);
+        REQUIRE(!all.empty());
+        return all;
+    };
+    const auto first = [](const kernels::Program &program, kernels::WeightId id) {
+        REQUIRE(id != kernels::kNoWeight);
+        return *reinterpret_cast<const float *>(program.weights[static_cast<size_t>(id)].data);
+    };
+    const auto factor = [&](EditedModel &edited, const std::string &name, int64_t count, float value) {
+        edited.tensor(name + ".scale", gguf::Type::F32, {count}, value);
+    };
+    kernels::Program program;
+    EditedModel three(shape);
+    factor(three, "blk.0.ffn_gate_exps", experts, 0.25f);
+    factor(three, "blk.0.ffn_up_exps", experts, 3);
+    factor(three, "blk.0.ffn_down_exps", experts, 5);
+    std::vector<kernels::Experts> all = experts_of(three, program);
+    CHECK(first(program, all[0].gate_scales) == 0.25f);
+    CHECK(first(program, all[0].up_scales) == 3);
+    CHECK(first(program, all[0].routing.expert_scales) == 5);
+    CHECK(all[1].gate_scales == kernels::kNoWeight);
+
+    ModelShape shared;  // a shared expert with a gate is a mixture of one
+    shared.arch = "qwen2moe";
+    EditedModel one(shared);
+    factor(one, "blk.0.ffn_gate_shexp", 1, 0.5f);
+    factor(one, "blk.0.ffn_up_shexp", 1, 7);
+    factor(one, "blk.0.ffn_down_shexp", 1, 9);
+    all = experts_of(one, program);
+    CHECK(first(program, all[1].gate_scales) == 0.5f);
+    CHECK(first(program, all[1].up_scales) == 7);
+    CHECK(first(program, all[1].routing.expert_scales) == 9);
+
+    // Llama 4 multiplies the input by the weight of an expert: the factor of down joins that of up.
+    ModelShape llama4;
+    llama4.arch = "llama4";
+    EditedModel on_input(llama4);
+    factor(on_input, "blk.1.ffn_down_exps", experts, 5);
+    all = experts_of(on_input, program);
+    CHECK(all[0].routing.expert_scales == kernels::kNoWeight);
+    CHECK(first(program, all[0].up_scales) == 5);
+    factor(on_input, "blk.1.ffn_up_exps", experts, 3);
+    all = experts_of(on_input, program);
+    CHECK(first(program, all[0].up_scales) == 15);
+
+    check_refused(EditedModel(shape).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {experts}, kNan),
+                  "blk.0.ffn_up_exps.scale: holds a factor that is not a positive number");
+    check_refused(EditedModel(shape).tensor("blk.0.ffn_gate_exps.scale", gguf::Type::F32, {experts + 1}, 1),
+                  "blk.0.ffn_gate_exps.scale");
+    check_refused(EditedModel(shape).tensor("blk.0.ffn_gate_exps.scale", gguf::Type::F16, {experts}),
+                  "blk.0.ffn_gate_exps.scale");
 }
 
 TEST_CASE("model: an unsupported architecture is refused with its kind and the missing feature") {

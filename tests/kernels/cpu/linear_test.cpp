@@ -127,7 +127,7 @@ std::vector<double> kept(ActFormat format, const float *x, int64_t cols) {
 TEST_CASE("linear: the scalar code agrees with double precision") {
     std::mt19937 random(kSeed);
     for (gguf::Type type : kLinearTypes)
-        for (int64_t cols : {1, 31, 32, 100, 256, 288, 2304}) {
+        for (int64_t cols : {1, 31, 32, 100, 256, 288, 384, 2304}) {
             if (!accepts(type, cols)) continue;
             CAPTURE(name_of(type));
             CAPTURE(cols);
@@ -159,7 +159,7 @@ TEST_CASE("linear: every instruction set dequantizes as the scalar code") {
     std::mt19937 random(kSeed + 1);
     for (const LinearKernels *kernels : vector_kernels())
         for (gguf::Type type : kLinearTypes)
-            for (int64_t cols : {1, 7, 32, 96, 256, 512, 800}) {
+            for (int64_t cols : {1, 7, 32, 96, 256, 384, 512, 800}) {
                 if (!accepts(type, cols)) continue;
                 CAPTURE(kernels->name);
                 CAPTURE(name_of(type));
@@ -208,7 +208,7 @@ TEST_CASE("linear: every path is bit-equal to the scalar code") {
     std::mt19937 random(kSeed + 3);
     const int32_t most = 65;
     for (gguf::Type type : kLinearTypes)
-        for (int64_t cols : {1, 13, 32, 64, 100, 256, 288, 512, 1030, 1056, 2304}) {
+        for (int64_t cols : {1, 13, 32, 64, 100, 256, 288, 384, 512, 1030, 1056, 2304}) {
             if (!accepts(type, cols)) continue;
             const int64_t rows = 39;
             const std::unique_ptr<std::byte[]> weights = exact_copy(random_weights(type, rows, cols, random));

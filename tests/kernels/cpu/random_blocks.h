@@ -17,7 +17,7 @@ inline const gguf::Type kLinearTypes[] = {
     gguf::Type::Q4_K,  gguf::Type::Q5_K,    gguf::Type::Q6_K,   gguf::Type::IQ4_NL, gguf::Type::IQ4_XS,
     gguf::Type::MXFP4, gguf::Type::NVFP4,   gguf::Type::TQ1_0,  gguf::Type::TQ2_0,  gguf::Type::IQ1_S,
     gguf::Type::IQ1_M, gguf::Type::IQ2_XXS, gguf::Type::IQ2_XS, gguf::Type::IQ2_S,  gguf::Type::IQ3_XXS,
-    gguf::Type::IQ3_S,
+    gguf::Type::IQ3_S, gguf::Type::Q1_0,    gguf::Type::Q2_0,
 };
 
 enum class Fill {
@@ -34,6 +34,8 @@ struct ScaleOffsets {
 inline ScaleOffsets scale_offsets(gguf::Type type) {
     using gguf::Type;
     switch (type) {
+        case Type::Q1_0:
+        case Type::Q2_0:
         case Type::Q4_0:
         case Type::Q5_0:
         case Type::Q8_0:

@@ -122,18 +122,32 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
         }
         const std::vector<float> weights = random_activations(pairs, random);
         const DeviceMemory c = upload(stream, chosen, "chosen"), w = upload(stream, weights, "weights");
+        const std::vector<float> scales = random_activations(experts, random);  // of up; gate has none
+        const DeviceMemory of_up = upload(stream, scales, "scales");
+        const bool weighted = tokens != 7;
         const size_t bytes = static_cast<size_t>(pairs) * 4;
-        const DeviceMemory sources(bytes, "sources"), row_weights(bytes, "row weights"), rows(bytes, "rows"),
+        const DeviceMemory sources(bytes, "sources"), gate_weights(bytes, "gate weights"),
+            up_weights(bytes, "up weights"), rows(bytes, "rows"),
             few(static_cast<size_t>(pairs) * sizeof(TokenGroup), "few"),
             many(static_cast<size_t>(pairs) * sizeof(TokenGroup), "many"), counts(8, "counts");
-        simt::run_kernel(
-            stream, group_rows_kernel(), {static_cast<uint32_t>(experts), kGroupRowsShared},
-            {c.as<const int32_t>(), w.as<const float>(), pairs, used, experts, sources.as<int32_t>(),
-             row_weights.as<float>(), rows.as<int32_t>(), few.as<TokenGroup>(), many.as<TokenGroup>(),
-             counts.as<int32_t>(), counts.as<int32_t>() + 1});
+        simt::run_kernel(stream, group_rows_kernel(), {static_cast<uint32_t>(experts), kGroupRowsShared},
+                         {c.as<const int32_t>(),
+                          weighted ? w.as<const float>() : nullptr,
+                          {nullptr, of_up.as<const float>()},
+                          pairs,
+                          used,
+                          experts,
+                          sources.as<int32_t>(),
+                          {gate_weights.as<float>(), up_weights.as<float>()},
+                          rows.as<int32_t>(),
+                          few.as<TokenGroup>(),
+                          many.as<TokenGroup>(),
+                          counts.as<int32_t>(),
+                          counts.as<int32_t>() + 1});
         const auto source = values_of<int32_t>(stream, sources, static_cast<size_t>(pairs)),
                    row = values_of<int32_t>(stream, rows, static_cast<size_t>(pairs));
-        const auto weight = values_of<float>(stream, row_weights, static_cast<size_t>(pairs));
+        const auto gate = values_of<float>(stream, gate_weights, static_cast<size_t>(pairs)),
+                   up = values_of<float>(stream, up_weights, static_cast<size_t>(pairs));
         const auto count = values_of<int32_t>(stream, counts, 2);
         size_t next = 0;
         std::vector<TokenGroup> expected[2];
@@ -142,7 +156,9 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
             for (size_t pair = 0; pair < chosen.size(); ++pair) {
                 if (chosen[pair] != e) continue;
                 CHECK(source[next] == static_cast<int32_t>(pair) / used);
-                CHECK(weight[next] == weights[pair]);
+                const float weight = weighted ? weights[pair] : 1;
+                CHECK(gate[next] == weight);
+                CHECK(up[next] == weight * scales[static_cast<size_t>(e)]);
                 CHECK(row[pair] == static_cast<int32_t>(next++));
             }
             for (const int which : {0, 1}) {

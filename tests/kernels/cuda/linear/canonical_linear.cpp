@@ -67,13 +67,17 @@ float dot(const std::vector<int32_t> &w, const QuantizedRow &x, size_t at) {
     return static_cast<float>(sum);
 }
 
-// Blocks of 32: adds one block to b.
+// Blocks of 32 to 128 with one scale: adds one block to b, in groups of 32.
 float add_group(gguf::Type type, std::span<const std::byte> block, const QuantizedRow &x, size_t at,
                 float b) {
     const ScaleOffsets offsets = scale_offsets(type);
     const float d = type == gguf::Type::MXFP4 ? std::ldexp(1.0f, static_cast<int>(block[0]) - 128)
                                               : scale_at(block, offsets.first);
-    b = std::fma(d, dot(integers(type, block, kHalfOne, kHalfZero), x, at), b);
+    const std::vector<int32_t> w = integers(type, block, kHalfOne, kHalfZero);
+    for (size_t first = 0; first < w.size(); first += 32) {
+        const auto from = w.begin() + static_cast<std::ptrdiff_t>(first);
+        b = std::fma(d, dot(std::vector<int32_t>(from, from + 32), x, at + first), b);
+    }
     if (offsets.second >= 0)
         b = std::fma(scale_at(block, offsets.second), dot(std::vector<int32_t>(32, 1), x, at), b);
     return b;

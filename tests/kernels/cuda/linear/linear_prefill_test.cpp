@@ -61,7 +61,8 @@ TEST_CASE("cuda prefill: every format, bit for bit as in slices of 8 tokens, wit
         std::vector<int64_t> all = gguf::traits(type).block_size == 256 ? std::vector<int64_t>{512, 1280}
                                                                         : std::vector<int64_t>{96, 608};
         if (!gguf::traits(type).quantized) all = {300, 1184};
-        if (type == gguf::Type::NVFP4) all = {192, 704};
+        if (gguf::traits(type).block_size == 64) all = {192, 704};
+        if (gguf::traits(type).block_size == 128) all = {384, 640};
         if (type == gguf::Type::Q8_0) all.push_back(2336);  // more than one block per range
         for (const int64_t cols : all) {
             const uint32_t seed = 53 * static_cast<uint32_t>(type) + static_cast<uint32_t>(cols);

@@ -132,6 +132,7 @@ inline size_t different(const std::vector<float> &a, const std::vector<float> &b
 
 inline std::vector<int64_t> widths(gguf::Type type) {
     if (gguf::traits(type).block_size == 256) return {256, 1280};
+    if (gguf::traits(type).block_size == 128) return {128, 384, 640, 1152};
     if (gguf::traits(type).block_size == 64) return {64, 192, 640, 1152};
     if (gguf::traits(type).quantized) return {32, 96, 608, 1152};
     return {64, 300, 1184};

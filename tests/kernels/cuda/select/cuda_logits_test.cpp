@@ -147,6 +147,15 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
           .weights_on_input = true,
           .scales = true}},
         {gguf::Type::IQ2_XS, {.count = 4, .routing = {.used = 2}}},
+        {gguf::Type::NVFP4, {.count = 6, .routing = {.used = 3}, .scales = true, .in_scales = true}},
+        {gguf::Type::Q8_0,
+         {.count = 4,
+          .routing = {.score = Score::Sigmoid, .used = 2},
+          .biases = true,
+          .weights_on_input = true,
+          .in_scales = true}},
+        {gguf::Type::Q4_0,
+         {.count = 4, .routing = {.used = 2}, .biases = true, .merged = true, .in_scales = true}},
     };
     for (const auto &[type, experts] : cases) {
         CAPTURE(gguf::traits(type).name);
