@@ -154,8 +154,7 @@ class GptqRun {
                 add_inputs(i, in);
                 add_inputs(i, std::span(&experts->down, 1));
             } else if (const auto *logits = std::get_if<kernels::Logits>(&step)) {
-                // A tied table is also read row by row: there, the feedback between columns would be an error.
-                if (!is_table(logits->weight)) add_inputs(i, std::span(&logits->weight, 1));
+                add_inputs(i, std::span(&logits->weight, 1));
             }
         }
         // Inputs of several steps differ, and the first of them would be taken for all.
@@ -164,10 +163,6 @@ class GptqRun {
                 return shared_.contains(std::string(target->source().name));
             });
         std::erase_if(inputs_, [](const Input &input) { return input.targets.empty(); });
-    }
-
-    bool is_table(kernels::WeightId id) const {
-        return program_.weights[static_cast<size_t>(id)].name == "token_embd.weight";
     }
 
     // Inputs [first, result) are of one layer and fit the memory; at least one.

@@ -80,6 +80,7 @@ TEST_CASE("quantize: gptq writes an ordinary file, the same for any number of th
         CHECK((bytes_of(own, name) != bytes_of(plain, name)) == is_calibrated);
     }
     CHECK(runnel_with({"run", (files.directory / "1").string(), "ab", "-n", "3", "--temp", "0"}).code == 0);
+    CHECK(own.find("general.file_type")->as_int() == plain.find("general.file_type")->as_int());
     // A target chooses the types, and gptq the weights.
     const Result both =
         runnel_with({"quantize", files.in, files.out, "--target-bpw", "5", "--target-types", "Q4_K,Q6_K",
@@ -107,6 +108,18 @@ TEST_CASE("quantize: gptq names what it quantizes in another way") {
     CHECK(few.err.find("gptq: 13 matrices on 64 tokens") != few.err.npos);
     CHECK(few.err.find("gptq: 2 matrices (tensor blk.0.ffn_down.weight, ...): fewer input rows") !=
           few.err.npos);
+}
+
+TEST_CASE("quantize: gptq calibrates a table that is also the output matrix") {
+    if (absent()) return;
+    ModelShape shape = dense();
+    shape.tied = true;
+    const Files files(shape);
+    const Result r = runnel_with(gptq(files, files.out, "Q4_0"));
+    CAPTURE(r.err);
+    REQUIRE(r.code == 0);
+    CHECK(r.err.find("gptq: 15 matrices on 768 tokens") != r.err.npos);
+    CHECK(r.err.find("not calibrated") == r.err.npos);
 }
 
 TEST_CASE("quantize: gptq calibrates every expert on the tokens routed to it") {

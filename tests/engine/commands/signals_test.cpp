@@ -123,6 +123,25 @@ TEST_CASE(
     CHECK(by_code > 0);
 }
 
+TEST_CASE("signals: Ctrl-C during quantize --method gptq gives exit code 130 and leaves nothing") {
+    REQUIRE(program_under_test());
+    const TemporaryDirectory directory;
+    const uint64_t seed = 20261123;
+    CAPTURE(seed);
+    Random random(seed);
+    for (int i = 0; i < 4; ++i) {
+        const auto after = static_cast<useconds_t>(random.below(600000));
+        CAPTURE(after);
+        const int status =
+            ended_by({"quantize", demo_model(), directory / "out.gguf", "Q4_K", "--allow-requantize",
+                      "--method", "gptq", "-f", held_out_text(), "--chunks", "-1"},
+                     SIGINT, after);
+        REQUIRE(WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == 130);
+        CHECK(fs::is_empty(directory.path()));
+    }
+}
+
 TEST_CASE("signals: SIGTERM during a chat's answer leaves no color behind") {
     REQUIRE(program_under_test());
     Process p = process({"chat", demo_model(), "--temp", "0", "-n", "2000", "--color", "on", "-t", "1"});
