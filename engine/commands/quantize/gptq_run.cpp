@@ -243,22 +243,23 @@ class GptqRun {
 
     // All matrices of the input.
     void quantize(Input &input) {
-        const std::string name = quantize::called(input.targets.front()->source());
+        const auto note = [&](Occurrences &what) {
+            for (const Target *target : input.targets) what.add(quantize::called(target->source()));
+        };
         std::vector<Feedback> feedback;
         const bool enough = input.hessian->rows() * kFewestRowsShare >= input.columns();
-        if (!enough) few_rows_.add(name);
+        if (!enough) note(few_rows_);
         for (size_t b = 0; b < input.hessian->bands().size() && enough && any_grid(input); ++b) {
             std::optional<Feedback> band = quantize::feedback_of(*input.hessian, b, request_.threads);
             if (!band) {
-                unsolved_.add(name);
+                note(unsolved_);
                 feedback.clear();
                 break;
             }
             feedback.push_back(std::move(*band));
         }
-        if (feedback.size() > 1) banded_.add(name);
-        if (std::ranges::any_of(feedback, [](const Feedback &f) { return f.damping > 0.01; }))
-            damped_.add(name);
+        if (feedback.size() > 1) note(banded_);
+        if (std::ranges::any_of(feedback, [](const Feedback &f) { return f.damping > 0.01; })) note(damped_);
         std::vector<float> importance = input.hessian->mean_squares();
         if (input.hessian->rows() == 0) std::ranges::fill(importance, 1.0f);
         input.hessian.reset();
@@ -324,8 +325,8 @@ class GptqRun {
         for (const auto &[name, target] : targets_)
             if (target.left > 0) outside_.add(quantize::called(target.source()));
         outside_.report(notes,
-                        "not calibrated, because the model reads them row by row, in several places or "
-                        "not at all; quantized as with --method standard");
+                        "not calibrated, because the model reads them row by row, in several places, "
+                        "in another form or not at all; quantized as with --method standard");
         no_grid_.report(notes, "of a type that GPTQ cannot round column by column; by the imatrix search");
         few_rows_.report(notes,
                          "fewer input rows than a quarter of the columns; by the imatrix search (a "

@@ -17,8 +17,10 @@
 #include "engine/commands/quantize/model_output.h"
 #include "engine/commands/quantize/target.h"
 #include "engine/quantize/model_parts.h"
+#include "gguf/output_file.h"
 #include "gguf/printable.h"
 #include "gguf/quantize.h"
+#include "gguf/read_files.h"
 
 namespace runnel::commands {
 namespace {
@@ -239,6 +241,8 @@ int convert(const QuantizeOptions &options, Io &io) {
         if (!tensor.note.empty()) io.note(gguf::printable(tensor.source->name, 200) + ": " + tensor.note);
     std::optional<GptqResult> gptq;
     if (options.method == quantize::Method::Gptq) {
+        if (options.target.text != "-") gguf::note_read(fs::path(options.target.text));
+        for (const fs::path &path : outputs) gguf::check_output(path, {.overwrite = true});
         gptq = run_gptq(
             source, plan, request,
             {options.target.text, options.target.context, options.target.chunks.value_or(kGptqChunks)}, io);

@@ -189,4 +189,9 @@ TEST_CASE("quantize: gptq refuses what it cannot do with one line, and leaves no
     refused({"Q4_K", "-f", files.text, "--chunks", "0"}, 2, "--chunks");
     refused({"Q4_K", "-f", files.text, "-c", "60000"}, 5, "a chunk needs 60000");
     refused({"Q4_K", "-f", (files.directory / "absent").string()}, 2, "absent");
+    // The text is not replaced, and this is said before it is calibrated on.
+    const Result own = runnel_with({"quantize", files.in, files.text, "Q4_K", "--method", "gptq", "-f",
+                                    files.text, "-c", "64", "--overwrite"});
+    check_message(own);
+    CHECK(own.err.find("this run reads that file") != own.err.npos);
 }
