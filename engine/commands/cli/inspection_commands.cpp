@@ -83,10 +83,10 @@ Command perplexity_command() {
                "the file has Winogrande tasks: CSV with number, sentence with _, two words, the right one");
     table.flag("--multiple-choice", o->multiple_choice,
                "the file has questions in llama-perplexity's binary format: MMLU, ARC, TruthfulQA");
-    table
-        .number("--tasks,--hellaswag-tasks,--winogrande-tasks,--multiple-choice-tasks", o->tasks,
-                whole_numbers(0, 1 << 30), "most tasks, drawn as llama-perplexity draws them; 0: all")
-        .by_default("400 with --hellaswag, otherwise 0");
+    table.number("--tasks,--hellaswag-tasks,--winogrande-tasks,--multiple-choice-tasks", o->tasks,
+                 whole_numbers(0, 1 << 30),
+                 "most tasks, drawn as llama-perplexity draws them; 0: all; not given: 400 with --hellaswag, "
+                 "otherwise all");
     add_model_options(table, o->model);
     table.in_group(Group::Output);
     table.text("--save-logits", o->save_logits, "save the log-probabilities to a file").takes("FILE");

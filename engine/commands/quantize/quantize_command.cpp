@@ -114,11 +114,11 @@ Command quantize_command() {
         .add(
             "--chunks", "N",
             "with -f: number of chunks to choose on (half as many judge, or as many of --held-out); -1: all. "
-            "With --method gptq: number of chunks to calibrate on",
+            "With --method gptq: number of chunks to calibrate on (default: 128)",
             [&target](const std::string &text) {
                 target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
             })
-        .by_default("16; 128 with gptq");
+        .by_default("16");
     table.flag("--report", target.report,
                "with a target: print the sensitivity of attention and feed-forward matrices");
     table.flag("--keep-split", o->keep_split, "write as many parts as IN has, named OUT-00001-of-0000N.gguf");

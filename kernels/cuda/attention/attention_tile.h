@@ -185,12 +185,20 @@ DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int ce
                           const Tile &tile) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        float s = c[i] * p.scale;
-        if (p.softcap != 0.0f) s = soft_cap_p(s, p.softcap, p.softcap_inverse);
+        c[i] *= p.scale;
+        if (p.softcap != 0.0f) c[i] = soft_cap_p(c[i], p.softcap, p.softcap_inverse);
+    }
+    if (p.slopes) {
+        const RowTile of = tile();
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            c[i] = add_distance(p, of, (lane_index() >> 2) + 8 * (i >> 1), cell + (i & 1), c[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
         const int at = cell + (i & 1);
-        if (p.slopes) s = add_distance(p, tile(), (lane_index() >> 2) + 8 * (i >> 1), at, s);
         const bool visible = at >= rows.first[i >> 1] && at <= rows.own[i >> 1];
-        c[i] = visible ? s * kLog2E : bits_float(0xff800000u);  // minus infinity
+        c[i] = visible ? c[i] * kLog2E : bits_float(0xff800000u);  // minus infinity
     }
 }
 

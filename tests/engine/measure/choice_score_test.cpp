@@ -8,8 +8,8 @@
 
 #include "engine/decode/engine.h"
 #include "engine/decode/error.h"
-#include "tests/support/demo_model.h"
 #include "tests/support/data.h"
+#include "tests/support/demo_model.h"
 #include "tests/support/temporary.h"
 #include "tests/support/toy_backend.h"
 
