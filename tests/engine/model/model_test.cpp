@@ -162,34 +162,36 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
 }
 
 TEST_CASE("model: experts have factors of their own for gate, up and down") {
+    constexpr int64_t experts = 4;
     ModelShape shape;
-    shape.arch = "qwen3moe";
-    const int64_t experts = shape.experts.count;
-    const auto experts_of = [](const EditedModel &edited, kernels::Program &program) {
-        CHECK(edited.built(program).empty());
+    shape.arch = "qwen3moe", shape.experts.count = experts;
+    struct Built {
+        gguf::File file;  // the weights are in its mapping
+        kernels::Program program;
         std::vector<kernels::Experts> all;
-        for (const kernels::Step &step : program.steps)
-            if (const auto *found = std::get_if<kernels::Experts>(&step)) all.push_back(*found);
-        REQUIRE(!all.empty());
-        return all;
-    };
-    const auto first = [](const kernels::Program &program, kernels::WeightId id) {
-        REQUIRE(id != kernels::kNoWeight);
-        return *reinterpret_cast<const float *>(program.weights[static_cast<size_t>(id)].data);
+        explicit Built(const EditedModel &edited)
+            : file(gguf::File::open(edited.write())), program(model::build(file).program) {
+            for (const kernels::Step &step : program.steps)
+                if (const auto *found = std::get_if<kernels::Experts>(&step)) all.push_back(*found);
+            REQUIRE(!all.empty());
+        }
+        float first(kernels::WeightId id) const {
+            REQUIRE(id != kernels::kNoWeight);
+            return *reinterpret_cast<const float *>(program.weights[static_cast<size_t>(id)].data);
+        }
     };
     const auto factor = [&](EditedModel &edited, const std::string &name, int64_t count, float value) {
         edited.tensor(name + ".scale", gguf::Type::F32, {count}, value);
     };
-    kernels::Program program;
     EditedModel three(shape);
     factor(three, "blk.0.ffn_gate_exps", experts, 0.25f);
     factor(three, "blk.0.ffn_up_exps", experts, 3);
     factor(three, "blk.0.ffn_down_exps", experts, 5);
-    std::vector<kernels::Experts> all = experts_of(three, program);
-    CHECK(first(program, all[0].gate_scales) == 0.25f);
-    CHECK(first(program, all[0].up_scales) == 3);
-    CHECK(first(program, all[0].routing.expert_scales) == 5);
-    CHECK(all[1].gate_scales == kernels::kNoWeight);
+    const Built of_three(three);
+    CHECK(of_three.first(of_three.all[0].gate_scales) == 0.25f);
+    CHECK(of_three.first(of_three.all[0].up_scales) == 3);
+    CHECK(of_three.first(of_three.all[0].routing.expert_scales) == 5);
+    CHECK(of_three.all[1].gate_scales == kernels::kNoWeight);
 
     ModelShape shared;  // a shared expert with a gate is a mixture of one
     shared.arch = "qwen2moe";
@@ -197,22 +199,22 @@ TEST_CASE("model: experts have factors of their own for gate, up and down") {
     factor(one, "blk.0.ffn_gate_shexp", 1, 0.5f);
     factor(one, "blk.0.ffn_up_shexp", 1, 7);
     factor(one, "blk.0.ffn_down_shexp", 1, 9);
-    all = experts_of(one, program);
-    CHECK(first(program, all[1].gate_scales) == 0.5f);
-    CHECK(first(program, all[1].up_scales) == 7);
-    CHECK(first(program, all[1].routing.expert_scales) == 9);
+    const Built of_one(one);
+    CHECK(of_one.first(of_one.all[1].gate_scales) == 0.5f);
+    CHECK(of_one.first(of_one.all[1].up_scales) == 7);
+    CHECK(of_one.first(of_one.all[1].routing.expert_scales) == 9);
 
     // Llama 4 multiplies the input by the weight of an expert: the factor of down joins that of up.
     ModelShape llama4;
-    llama4.arch = "llama4";
+    llama4.arch = "llama4", llama4.experts.count = experts;
     EditedModel on_input(llama4);
     factor(on_input, "blk.1.ffn_down_exps", experts, 5);
-    all = experts_of(on_input, program);
-    CHECK(all[0].routing.expert_scales == kernels::kNoWeight);
-    CHECK(first(program, all[0].up_scales) == 5);
+    const Built of_down(on_input);
+    CHECK(of_down.all[0].routing.expert_scales == kernels::kNoWeight);
+    CHECK(of_down.first(of_down.all[0].up_scales) == 5);
     factor(on_input, "blk.1.ffn_up_exps", experts, 3);
-    all = experts_of(on_input, program);
-    CHECK(first(program, all[0].up_scales) == 15);
+    const Built of_both(on_input);
+    CHECK(of_both.first(of_both.all[0].up_scales) == 15);
 
     check_refused(EditedModel(shape).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {experts}, kNan),
                   "blk.0.ffn_up_exps.scale: holds a factor that is not a positive number");
