@@ -127,6 +127,21 @@ class ActivationRun::HiddenOfExperts {
     std::unique_ptr<Backend> backend_;
 };
 
+std::vector<std::vector<WeightId>> matrices_by_input(const Step &step) {
+    if (const auto *linear = std::get_if<Linear>(&step)) {
+        std::vector<WeightId> all;
+        for (const auto &part : linear->parts) all.push_back(part.weight);
+        return {all};
+    }
+    if (const auto *heads = std::get_if<HeadLinear>(&step)) return {{heads->weight}};
+    if (const auto *experts = std::get_if<Experts>(&step))
+        return {
+            experts->up == kNoWeight ? std::vector{experts->gate} : std::vector{experts->gate, experts->up},
+            {experts->down}};
+    if (const auto *logits = std::get_if<Logits>(&step)) return {{logits->weight}};
+    return {};
+}
+
 ActivationRun::ActivationRun(const Program &program, const Device &device, int32_t context, bool with_output,
                              ActivationSink sink)
     : program_(program), context_(context), with_output_(with_output), sink_(std::move(sink)) {

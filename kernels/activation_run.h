@@ -23,6 +23,9 @@ namespace runnel::kernels {
 using ActivationSink = std::function<void(std::string_view tensor, int64_t matrix, int64_t matrices,
                                           std::span<const float> input)>;
 
+// The matrices of a step whose inputs an ActivationRun can observe: those with the same input together.
+std::vector<std::vector<WeightId>> matrices_by_input(const Step &step);
+
 class ActivationRun {
   public:
     // `program` and the file behind its weights must outlive the run. with_output: also the input of the output

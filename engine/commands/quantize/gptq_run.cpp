@@ -141,22 +141,10 @@ class GptqRun {
 
     // In the order of the program.
     void find_inputs() {
-        for (size_t i = 0; i < program_.steps.size(); ++i) {
-            const kernels::Step &step = program_.steps[i];
-            if (const auto *linear = std::get_if<kernels::Linear>(&step)) {
-                std::vector<kernels::WeightId> weights;
-                for (const auto &part : linear->parts) weights.push_back(part.weight);
+        for (size_t i = 0; i < program_.steps.size(); ++i)
+            for (const std::vector<kernels::WeightId> &weights :
+                 kernels::matrices_by_input(program_.steps[i]))
                 add_inputs(i, weights);
-            } else if (const auto *heads = std::get_if<kernels::HeadLinear>(&step)) {
-                add_inputs(i, std::span(&heads->weight, 1));
-            } else if (const auto *experts = std::get_if<kernels::Experts>(&step)) {
-                const kernels::WeightId in[] = {experts->gate, experts->up};
-                add_inputs(i, in);
-                add_inputs(i, std::span(&experts->down, 1));
-            } else if (const auto *logits = std::get_if<kernels::Logits>(&step)) {
-                add_inputs(i, std::span(&logits->weight, 1));
-            }
-        }
         // Inputs of several steps differ, and the first of them would be taken for all.
         for (Input &input : inputs_)
             std::erase_if(input.targets, [&](const Target *target) {
@@ -220,7 +208,7 @@ class GptqRun {
         };
         const size_t last = group.back().step;
         kernels::Program program = program_;
-        const bool with_output = std::holds_alternative<kernels::Logits>(program.steps[last]);
+        const bool with_output = last + 1 == program.steps.size();
         // Later layers need not run. The last step, which makes the logits, has to be there.
         if (!with_output)
             program.steps.erase(program.steps.begin() + static_cast<std::ptrdiff_t>(last) + 1,
