@@ -83,7 +83,7 @@ void fill_groups(BlockGrid &grid, int groups, Group group) {
     }
 }
 
-struct Line {
+struct LevelLine {
     float step, offset;
 };
 
@@ -92,7 +92,7 @@ void fill_affine(BlockGrid &grid, const Block &block) {
     const float d = f16_to_f32(block.d), dmin = f16_to_f32(block.dmin);
     const ScalesAndMins s = unpack_scales_mins(block.scales);
     fill_groups(grid, 8, [&](int g) {
-        return Line{d * static_cast<float>(s.scales[g]), -(dmin * static_cast<float>(s.mins[g]))};
+        return LevelLine{d * static_cast<float>(s.scales[g]), -(dmin * static_cast<float>(s.mins[g]))};
     });
 }
 
@@ -147,8 +147,8 @@ BlockGrid grid_of(Type type, const std::byte *bytes) {
             const auto block = read<BlockQ2_K>(bytes);
             const float d = f16_to_f32(block.d), dmin = f16_to_f32(block.dmin);
             fill_groups(grid, 16, [&](int g) {
-                return Line{d * static_cast<float>(block.scales[g] & 15),
-                            -(dmin * static_cast<float>(block.scales[g] >> 4))};
+                return LevelLine{d * static_cast<float>(block.scales[g] & 15),
+                                 -(dmin * static_cast<float>(block.scales[g] >> 4))};
             });
             break;
         }
@@ -156,7 +156,7 @@ BlockGrid grid_of(Type type, const std::byte *bytes) {
             const auto block = read<BlockQ3_K>(bytes);
             const float d = f16_to_f32(block.d);
             fill_groups(grid, 16, [&](int g) {
-                return Line{d * static_cast<float>(q3_scale(block.scales, g) - 32), 0};
+                return LevelLine{d * static_cast<float>(q3_scale(block.scales, g) - 32), 0};
             });
             break;
         }
@@ -169,7 +169,9 @@ BlockGrid grid_of(Type type, const std::byte *bytes) {
         case Type::Q6_K: {
             const auto block = read<BlockQ6_K>(bytes);
             const float d = f16_to_f32(block.d);
-            fill_groups(grid, 16, [&](int g) { return Line{d * static_cast<float>(block.scales[g]), 0}; });
+            fill_groups(grid, 16, [&](int g) {
+                return LevelLine{d * static_cast<float>(block.scales[g]), 0};
+            });
             break;
         }
         case Type::IQ4_NL:
@@ -181,7 +183,7 @@ BlockGrid grid_of(Type type, const std::byte *bytes) {
             fill_groups(grid, 8, [&](int g) {
                 const int low = block.scales_l[g / 2] >> (g % 2 * 4) & 15,
                           high = block.scales_h >> (2 * g) & 3;
-                return Line{d * static_cast<float>((low | high << 4) - 32), 0};
+                return LevelLine{d * static_cast<float>((low | high << 4) - 32), 0};
             });
             break;
         }

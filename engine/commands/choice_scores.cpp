@@ -22,13 +22,13 @@ ChoiceFormat format_of(const PerplexityOptions &options) {
                                 : ChoiceFormat::Questions;
 }
 
-std::string_view name_of(ChoiceFormat format) {
+std::string_view kind_of(ChoiceFormat format) {
     return format == ChoiceFormat::HellaSwag    ? "hellaswag"
            : format == ChoiceFormat::Winogrande ? "winogrande"
                                                 : "multiple-choice";
 }
 
-void check(const PerplexityOptions &options) {
+void check_tasks(const PerplexityOptions &options) {
     if (options.hellaswag + options.winogrande + options.multiple_choice > 1)
         throw UsageError("--hellaswag, --winogrande and --multiple-choice exclude each other: choose one");
     if (options.file.empty()) throw UsageError("give the tasks with -f FILE");
@@ -53,14 +53,14 @@ std::string summary(const ChoiceScore &score) {
 
 Json summary_json(ChoiceFormat kind, const ChoiceScore &score) {
     const auto [low, high] = score.interval();
-    return {{"kind", name_of(kind)},  {"tasks", score.tasks},         {"right", score.right},
+    return {{"kind", kind_of(kind)},  {"tasks", score.tasks},         {"right", score.right},
             {"chance", score.chance}, {"accuracy", score.accuracy()}, {"interval", {low, high}}};
 }
 
 }  // namespace
 
 int choice_scores(const PerplexityOptions &options, Io &io) {
-    check(options);
+    check_tasks(options);
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     const ChoiceFormat kind = format_of(options);

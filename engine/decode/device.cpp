@@ -40,7 +40,7 @@ std::vector<std::string> names_in(const std::string &list) {
     return names;
 }
 
-[[noreturn]] void fail(const std::string &what) {
+[[noreturn]] void fail_choice(const std::string &what) {
     throw kernels::BackendError(kernels::BackendError::Kind::Failed, what);
 }
 
@@ -57,7 +57,7 @@ std::vector<kernels::DevicePtr> gpus_named(const std::vector<std::string> &names
     for (const std::string &name : names) {
         const auto gpu = std::ranges::find(found.gpus, name, [](const auto &one) { return one->name(); });
         if (gpu == found.gpus.end())
-            fail("--device " + name + ": " + how_many(found) + " (--device cpu needs no GPU)");
+            fail_choice("--device " + name + ": " + how_many(found) + " (--device cpu needs no GPU)");
         gpus.push_back(*gpu);
     }
     return gpus;
@@ -89,13 +89,13 @@ DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices 
     std::vector<kernels::DevicePtr> gpus = found.gpus;
     if (!any) gpus = gpus_named(names_in(request.device), found);
     if (gpus.empty() && required)
-        fail("--device " + request.device + ": " + how_many(found) + " (--device cpu needs no GPU)");
+        fail_choice("--device " + request.device + ": " + how_many(found) + " (--device cpu needs no GPU)");
     if (gpus.empty()) return {.note = wanted ? how_many(found) + ": everything runs on the CPU" : ""};
     if (request.split == Split::None) return {.gpus = {most_memory(std::move(gpus))}, .required = required};
     const size_t shares = request.placement.shares.size();
     if (shares > gpus.size())
-        fail("--tensor-split has " + std::to_string(shares) + " shares, but " +
-             (any ? how_many(found) : "--device names " + std::to_string(gpus.size())));
+        fail_choice("--tensor-split has " + std::to_string(shares) + " shares, but " +
+                    (any ? how_many(found) : "--device names " + std::to_string(gpus.size())));
     if (shares > 0) gpus.resize(shares);
     const bool fixed = shares > 0 || (!any && gpus.size() > 1);
     if (!fixed) sort_fastest_first(gpus);

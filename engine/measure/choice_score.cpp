@@ -18,7 +18,7 @@ using decode::DecodeError, decode::Executor, decode::SequenceCache, decode::Step
 using text::TokenId;
 using Tokens = std::span<const TokenId>;
 
-constexpr size_t kLogitMemory = size_t{64} << 20;
+constexpr size_t kRowMemory = size_t{64} << 20;
 
 size_t common_prefix(const TokenizedTask &task) {
     const std::vector<TokenId> &first = task.answers.front().tokens;
@@ -44,7 +44,7 @@ struct Feed {
 bool run_feeds(Executor &executor, std::span<const Feed> feeds, const StopRequest *stop) {
     const size_t vocab = static_cast<size_t>(executor.vocab()),
                  batch = static_cast<size_t>(executor.batch_size()),
-                 most_rows = std::max<size_t>(kLogitMemory / (vocab * sizeof(float)), 1);
+                 most_rows = std::max<size_t>(kRowMemory / (vocab * sizeof(float)), 1);
     std::vector<float> logits;
     size_t feed = 0, at = 0;  // the next token is feeds[feed].tokens[at]
     while (feed < feeds.size()) {

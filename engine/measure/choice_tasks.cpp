@@ -97,9 +97,9 @@ std::vector<ChoiceTask> read_winogrande(std::string_view text) {
     return tasks;
 }
 
-using Reader = decode::ByteReader;
+using decode::ByteReader;
 
-std::string read_text(Reader &reader) {
+std::string read_text(ByteReader &reader) {
     const auto bytes = reader.take(reader.value<uint32_t>());
     return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
@@ -109,7 +109,7 @@ struct AnswerList {
     std::vector<int32_t> labels;
 };
 
-AnswerList read_answers(Reader &reader, const std::string &where) {
+AnswerList read_answers(ByteReader &reader, const std::string &where) {
     constexpr uint32_t kMost = 100;
     const auto count = reader.value<uint32_t>();
     if (count > kMost) fail(where + ": more than " + std::to_string(kMost) + " answers");
@@ -120,7 +120,7 @@ AnswerList read_answers(Reader &reader, const std::string &where) {
 }
 
 std::vector<ChoiceTask> read_questions(std::string_view bytes) {
-    Reader reader(std::as_bytes(std::span(bytes)));
+    ByteReader reader(std::as_bytes(std::span(bytes)));
     const auto count = reader.value<uint32_t>();
     reader.take(uint64_t{count} * sizeof(uint32_t));
     if (reader.failed()) fail("the list of tasks is truncated, or the file has another format");

@@ -490,7 +490,7 @@ TEST_CASE(
         CHECK(ask(std::move(prompt)) <= 101);
     }
     // Further back, checkpoints are sparser: at most half of the text is read again.
-    for (const size_t kept : {text.size() - 600, text.size() / 2, text.size() / 4}) {
+    for (const size_t kept : {text.size() - 600, text.size() / 2}) {
         CAPTURE(kept);
         std::vector<TokenId> prompt(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(kept));
         prompt.push_back((text[kept] + 1) % kVocab);

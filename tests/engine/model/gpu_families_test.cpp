@@ -250,7 +250,7 @@ TEST_CASE("gpu families: every format gives the same text on the GPU and the CPU
         const TemporaryModel tiny(shape);
         ties += check_same_text(model::build(tiny.file).program);
     }
-    CHECK(formats == 26);
+    CHECK(formats == 28);
     CHECK(ties <= 2);
 }
 
