@@ -33,7 +33,7 @@ uint64_t hash(const std::vector<float> &values) {
 }
 
 // Hashes of the values that ggml (llama.cpp b4748; for codebook formats its Python package gguf
-// 0.19, for NVFP4 xllamacpp 2026.10.11549) computes from random_bytes as blocks of 64 * 256
+// 0.19, for NVFP4, Q1_0 and Q2_0 xllamacpp 2026.10.11549) computes from random_bytes as blocks of 64 * 256
 // weights.
 struct Expected {
     Type type;
@@ -65,6 +65,8 @@ constexpr Expected kGgml[] = {
     {Type::IQ3_XXS, 0x49d2a8c32ca012fd, -0x1.aa9p+5f, 0x1.3fecp+7f},
     {Type::IQ3_S, 0x40ff2976ffefe825, 0x1.4febp+9f, -0x1.6a94p+7f},
     {Type::NVFP4, 0xf2203cd3878f2325, 0x0p+0f, 0x0p+0f},
+    {Type::Q1_0, 0xbc03e4d7d7832325, 0x1.c7p+1f, -0x1.184p+8f},
+    {Type::Q2_0, 0xbd8bf22218330325, -0x1.184p+8f, -0x1.ac8p-15f},
 };
 
 }  // namespace

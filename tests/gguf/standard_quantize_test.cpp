@@ -72,6 +72,8 @@ constexpr Recorded kRecorded[] = {
     {Type::TQ2_0, {0x6497fc953bd45f9f, 0x6497fc953bd45f9f}, {0xbc6575c157bec6dc, 0xbc6575c157bec6dc}},
     {Type::MXFP4, {0x1965374e3048c3e4, 0x1965374e3048c3e4}, {0x641b52329a352c83, 0x641b52329a352c83}},
     {Type::NVFP4, {0xea99a54fea7b77c8, 0xea99a54fea7b77c8}, {0x7086cfa894b442ca, 0x7086cfa894b442ca}},
+    {Type::Q1_0, {0x07344e7416809698, 0x07344e7416809698}, {0xb2d5d50c5f3dbcb5, 0xb2d5d50c5f3dbcb5}},
+    {Type::Q2_0, {0xb8951bcb14d9c477, 0xb8951bcb14d9c477}, {0x7bdd8bb786059e3f, 0x7bdd8bb786059e3f}},
     {Type::IQ1_S, {0, 0x9a5c1286e7a06d24}, {0, 0x202948f95dce4bad}},
     {Type::IQ1_M, {0xf89ffe18a09893cd, 0x7a7debb036bddff4}, {0xfd91ac0eef1b679c, 0x9577c3c9f1feb963}},
     {Type::IQ2_XXS, {0, 0xe2159efa71db38f6}, {0, 0xbadecd56b1e7dced}},
