@@ -271,7 +271,7 @@ $(BUILD)/obj/%.cuda.o: %.cu Makefile $(BUILD)/cuda-archs | $(BUILD)/nvcc-version
 	$(call say,$<)$(filter ccache,$(CXX)) $(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
 $(BUILD)/nvcc-version:
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) --version | tail -n 1 > $@
+	$(Q)version="$$($(NVCC) --version)" && echo "$$version" | tail -n 1 > $@
 cuda-objects: $(cuda_kernels:%.cu=$(BUILD)/obj/%.cuda.o)
 $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o): CXXFLAGS += -isystem $(CUDA_HOME)/include
 

@@ -183,9 +183,7 @@ struct DecodeBody {
             products.mma(c[1], a, {b[2], b[3]});
         }
         const int cell = step * kAttentionStep + first + 2 * (lane_index() & 3);
-        const auto tile = [&] { return RowTile{state.space, state.first_row}; };
-        finish_scores(p, state.rows, cell, c[0], tile);
-        finish_scores(p, state.rows, cell + 8, c[1], tile);
+        finish_scores(p, state.rows, cell, c, [&] { return RowTile{state.space, state.first_row}; });
     }
 
     static DEVICE void accumulate(const Params &p, State &state, Shared &shared, int step) {

@@ -167,9 +167,9 @@ struct PrefillBody {
     static DEVICE void finish_step(const Params &p, const State &state, const Shared &shared, int step,
                                    float (&c)[kCellTiles][4]) {
         const int cell = step * kAttentionStep + 2 * (lane_index() & 3);
-        const auto tile = [&] { return RowTile{row_space_of(p, shared), tile_row(shared)}; };
-#pragma unroll
-        for (int n = 0; n < kCellTiles; ++n) finish_scores(p, state.rows, cell + 8 * n, c[n], tile);
+        finish_scores(p, state.rows, cell, c, [&] {
+            return RowTile{row_space_of(p, shared), tile_row(shared)};
+        });
     }
 
     static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,

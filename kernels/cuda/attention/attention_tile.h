@@ -171,35 +171,47 @@ struct RowTile {
     int first;
 };
 
-// A score of row `row` of the tile with its bias by distance.
-DEVICE float add_distance(const AttentionParams &p, const RowTile &tile, int row, int cell, float s) {
-    int own = tile.space.own_cell(tile.first + row);
-    if (cell < p.sink_cells) own = smaller(own, p.sink_position);
-    return fma_rn(p.slopes[tile.space.head(tile.first + row)], static_cast<float>(cell - own), s);
+// Adds the biases by distance to scores of the tile; cells and rows as in finish_scores().
+template <int kCellTiles>
+DEVICE void add_distances(const AttentionParams &p, const RowTile &tile, int cell,
+                          float (&c)[kCellTiles][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = tile.first + (lane_index() >> 2) + 8 * half;
+        const int own = tile.space.own_cell(row), own_of_sinks = smaller(own, p.sink_position);
+        const float slope = p.slopes[tile.space.head(row)];
+#pragma unroll
+        for (int n = 0; n < kCellTiles; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int at = cell + 8 * n + i;
+                const int from = at < p.sink_cells ? own_of_sinks : own;
+                c[n][2 * half + i] = fma_rn(slope, static_cast<float>(at - from), c[n][2 * half + i]);
+            }
+    }
 }
 
-// Scales, caps, biases and masks scores, in units of log2: c[0] and c[2] of `cell`, c[1] and c[3] of the next cell.
-// tile() returns the RowTile; it is called only if there are slopes.
-template <class Tile>
-DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int cell, float (&c)[4],
+// Scales, caps, biases and masks scores, in units of log2: c[n][0] and c[n][2] of `cell` + 8 n, c[n][1] and c[n][3] of
+// the next cell. tile() returns the RowTile; it is called only if there are slopes.
+template <int kCellTiles, class Tile>
+DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int cell, float (&c)[kCellTiles][4],
                           const Tile &tile) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        c[i] *= p.scale;
-        if (p.softcap != 0.0f) c[i] = soft_cap_p(c[i], p.softcap, p.softcap_inverse);
-    }
-    if (p.slopes) {
-        const RowTile of = tile();
+    for (int n = 0; n < kCellTiles; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            c[i] = add_distance(p, of, (lane_index() >> 2) + 8 * (i >> 1), cell + (i & 1), c[i]);
-    }
+        for (int i = 0; i < 4; ++i) {
+            c[n][i] *= p.scale;
+            if (p.softcap != 0.0f) c[n][i] = soft_cap_p(c[n][i], p.softcap, p.softcap_inverse);
+        }
+    if (p.slopes) add_distances(p, tile(), cell, c);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int at = cell + (i & 1);
-        const bool visible = at >= rows.first[i >> 1] && at <= rows.own[i >> 1];
-        c[i] = visible ? c[i] * kLog2E : bits_float(0xff800000u);  // minus infinity
-    }
+    for (int n = 0; n < kCellTiles; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = cell + 8 * n + (i & 1);
+            const bool visible = at >= rows.first[i >> 1] && at <= rows.own[i >> 1];
+            c[n][i] = visible ? c[n][i] * kLog2E : bits_float(0xff800000u);  // minus infinity
+        }
 }
 
 DEVICE float quad_max(float x) {

@@ -258,14 +258,15 @@ struct AttentionWide {
         if (warp_index() >= kScoreWarps) return;
         const RowCells &low = shared.rows[lane_index() >> 2], &high = shared.rows[(lane_index() >> 2) + 8];
         const LaneRows rows{{low.first, high.first}, {low.own, high.own}};
-        const auto tile = [&] { return RowTile{space_of(p, shared.block), first_row(shared.block)}; };
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) c[n][i] += shared.second[warp_index()][4 * n + i][lane_index()];
-            const int cell = step * kAttentionStep + 16 * warp_index() + 8 * n + 2 * (lane_index() & 3);
-            finish_scores(p, rows, cell, c[n], tile);
         }
+        const int cell = step * kAttentionStep + 16 * warp_index() + 2 * (lane_index() & 3);
+        finish_scores(p, rows, cell, c, [&] {
+            return RowTile{space_of(p, shared.block), first_row(shared.block)};
+        });
         share_maximum(shared.maximum, c);
     }
 
