@@ -1,4 +1,4 @@
-// The text on which `imatrix` and `quantize --method gptq` observe a model.
+// The texts on which `imatrix` and `quantize` observe a model.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,10 @@ struct CalibrationText {
     int64_t chunks;      // most chunks; -1: all
 };
 
-// Whole chunks, one after the other. BOS replaces the first token of each if the tokenizer adds it. Throws InputError if
-// the text is shorter than one chunk, and what reading it throws.
+// Whole chunks, one after the other. Throws InputError if the text is shorter than one chunk, and what reading it throws.
+std::vector<text::TokenId> plain_chunks_of(const CalibrationText &text, const text::Tokenizer &tokenizer,
+                                           const decode::StopRequest &stop, Io &io);
+// BOS replaces the first token of each chunk if the tokenizer adds it.
 std::vector<text::TokenId> chunks_of(const CalibrationText &text, const text::Tokenizer &tokenizer,
                                      const decode::StopRequest &stop, Io &io);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/commands/figures.h"
+#include "engine/commands/quantize/calibration_text.h"
 #include "engine/commands/quantize/model_output.h"
 #include "engine/quantize/budget_search.h"
 #include "engine/quantize/rows.h"
@@ -29,18 +30,6 @@ decode::EngineOptions engine_options(const QuantizeOptions &options) {
     result.threads = options.threads;
     result.context = options.target.context;
     return result;
-}
-
-// The tokens of all chunks of a file. Throws InputError if there is none.
-std::vector<text::TokenId> chunks_of(const std::string &path, size_t context,
-                                     const text::Tokenizer &tokenizer, const decode::StopRequest &stop,
-                                     Io &io) {
-    std::vector<text::TokenId> tokens = tokenizer.encode(read_all(path, io.in, &stop));
-    if (tokens.size() < context)
-        throw InputError(gguf::printable(path, 1024) + " has " + std::to_string(tokens.size()) +
-                         " tokens; a chunk needs " + std::to_string(context) + " (a smaller one with -c)");
-    tokens.resize(tokens.size() / context * context);
-    return tokens;
 }
 
 std::string text_name(const std::string &path) {
@@ -243,7 +232,7 @@ TextModel::TextModel(const QuantizeOptions &options, const decode::StopRequest &
     const auto context = static_cast<size_t>(target.context);
     const int64_t most_chunks = target.chunks.value_or(kTargetChunks);
     const auto read = [&](const std::string &path) {
-        return chunks_of(path, context, engine.tokenizer(), stop, io);
+        return plain_chunks_of({path, target.context, -1}, engine.tokenizer(), stop, io);
     };
     std::vector<text::TokenId> first, second;
     if (!target.text.empty()) {
