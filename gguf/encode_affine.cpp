@@ -69,6 +69,7 @@ Line search_line(const float *x, int n, float top, Effort effort) {
     if (!(range > 1e-30f)) return {0, -low};
     Line best;
     float best_gain = -1;
+    if (effort == Effort::Plain) return {range / top, -low};
     const auto attempt = [&](Line line) {
         const Sums s = sums(x, n, line, top);
         const Line fitted = s.fit();

@@ -83,6 +83,7 @@ template <class Codebook>
 float search_scale(const float *x, int n, Codebook book, Effort effort) {
     const float most = extreme(x, n);
     if (std::fabs(most) < 1e-30f) return 0;  // too small for a float16 scale
+    if (effort == Effort::Plain) return most / book.lo;
     Sums best;
     const auto attempt = [&](float inverse_scale) {
         const Sums s = sums(x, n, inverse_scale, book);
@@ -115,7 +116,7 @@ class Block {
         set_d(extreme(scales, kGroups) / static_cast<float>(lo));
         if (d_ == 0) return;
         for (int g = 0; g < kGroups; ++g) l_[g] = clamp_l(static_cast<int>(std::lround(scales[g] / d_)));
-        if (effort == Effort::Fast) return;
+        if (effort != Effort::Thorough) return;
         Block best = *this;
         float best_gain = 0;
         for (int round = 0; round < 3; ++round) {

@@ -19,7 +19,8 @@ void dequantize_row(Type type, const std::byte *blocks, float *out, int64_t n);
 
 // How thoroughly the searching quantizers look for the best scales. Formats without a search ignore it.
 enum class Effort {
-    Fast,  // about 4 times faster; up to 10% more squared error than ggml's reference
+    Plain,  // no search: the largest and smallest values of a group give its scale
+    Fast,   // about 4 times faster; up to 10% more squared error than ggml's reference
     Thorough,
 };
 

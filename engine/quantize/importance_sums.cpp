@@ -42,6 +42,15 @@ int64_t number(const gguf::File &file, std::string_view key) {
 
 }  // namespace
 
+std::vector<float> ImportanceSums::Entry::importance() const {
+    std::vector<float> result;
+    for (size_t i = 0; i < sums.size(); ++i) {
+        const auto count = static_cast<float>(counts[i / (sums.size() / counts.size())]);
+        result.push_back(count > 0 ? static_cast<float>(sums[i]) / count : 1.0f);
+    }
+    return result;
+}
+
 void ImportanceSums::add(std::string_view tensor, int64_t matrix, int64_t matrices,
                          std::span<const float> input) {
     auto found = entries.find(tensor);

@@ -18,6 +18,9 @@ struct ImportanceSums {
         std::vector<double> sums;  // [matrices][columns], of x^2
         // [matrices]: number of rows added. Only experts and heads have several matrices.
         std::vector<int64_t> counts;
+
+        // As Importance::load() reads it from a saved file: mean squares, ones for a matrix without rows.
+        std::vector<float> importance() const;
     };
     std::map<std::string, Entry, std::less<>> entries;
     std::vector<std::string> datasets;   // names of the texts

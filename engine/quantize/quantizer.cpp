@@ -60,6 +60,11 @@ void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const Quantize
                             " already: quantizing it again to " + name_of(type) +
                             " adds errors; start from F16, BF16 or F32, or add --allow-requantize");
     const bool is_table = tensor.name == "output.weight" || tensor.name == "token_embd.weight";
+    if (request.method == Method::Absmax) {
+        if (gguf::can_quantize(type)) return;
+        throw QuantizeError(called(tensor) + " would become " + name_of(type) +
+                            ", a type with a codebook, which --method absmax cannot write");
+    }
     const bool needed = gguf::standard_needs_importance(type) || (needs_importance(type, mix) && !is_table);
     if (needed && importance_of(tensor, request.importance).empty())
         throw QuantizeError(called(tensor) + " would become " + name_of(type) +
@@ -207,14 +212,17 @@ class Conversion {
 
     bool convert(const PlannedTensor &planned) {
         const gguf::Tensor &tensor = *planned.source;
-        if (planned.type == tensor.type) return copy(tensor);
+        const TensorScales *const scales = scales_of(tensor);
+        if (planned.type == tensor.type && !(scales && scales->scales())) return copy(tensor);
         if (const auto found = request_.prepared.find(tensor.name); found != request_.prepared.end()) {
             writer_.write(found->second);
             return advance(tensor.bytes);
         }
         const int64_t columns = tensor.shape[0];
         const int64_t rows = tensor.elements() / columns;
-        const std::span<const float> importance = importance_of(tensor, request_.importance);
+        const std::span<const float> importance = scales && !scales->importance.empty()
+                                                      ? std::span<const float>(scales->importance)
+                                                      : importance_of(tensor, request_.importance);
         const size_t row_before = gguf::row_bytes(tensor.type, columns),
                      row_after = gguf::row_bytes(planned.type, columns);
         const int64_t slab = std::max<int64_t>(1, kSlabElements / columns);
@@ -225,8 +233,9 @@ class Conversion {
                         [&](int64_t begin, int64_t end) {
                             std::vector<float> values(static_cast<size_t>(columns));
                             for (int64_t r = begin; r < end; ++r)
-                                convert_row(request_.method, tensor, first + r, planned.type, importance,
-                                            values, out_.data() + static_cast<size_t>(r) * row_after);
+                                convert_row(request_.method, tensor, first + r, planned.type, scales,
+                                            importance, values,
+                                            out_.data() + static_cast<size_t>(r) * row_after);
                         });
             writer_.write(out_);
             gguf::forget_pages({tensor.data + static_cast<size_t>(first) * row_before,
@@ -237,6 +246,12 @@ class Conversion {
     }
 
   private:
+    const TensorScales *scales_of(const gguf::Tensor &tensor) const {
+        if (!request_.scales) return nullptr;
+        const auto found = request_.scales->find(tensor.name);
+        return found == request_.scales->end() ? nullptr : &found->second;
+    }
+
     bool copy(const gguf::Tensor &tensor) {
         constexpr size_t kPiece = size_t{16} << 20;
         for (size_t at = 0; at < tensor.bytes; at += kPiece) {

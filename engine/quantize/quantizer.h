@@ -18,6 +18,7 @@
 
 #include "engine/quantize/importance.h"
 #include "engine/quantize/mix.h"
+#include "engine/quantize/tensor_scales.h"
 #include "gguf/file.h"
 
 namespace runnel::quantize {
@@ -25,8 +26,11 @@ namespace runnel::quantize {
 inline constexpr uint32_t kTensorAlignment = 32;  // bytes, of the tensors' data in the output
 
 enum class Method {
-    Standard,  // llama.cpp's searches, in its bytes
+    Standard,  // llama.cpp's searches, in its bytes, with or without importance
+    Absmax,    // scales from the largest values, no search; ignores importance. IQ1 to IQ3 are refused
     Search,    // our own, with a smaller squared error; ignores importance. Not for IQ1 to IQ3: Standard then
+    Imatrix,   // Standard; the caller checks that there is importance
+    Awq,       // Standard of scaled tensors (channel_scales.h)
     Gptq,      // Standard for all tensors that are not `prepared` (gptq.h)
 };
 
@@ -46,6 +50,8 @@ struct QuantizeRequest {
     std::vector<std::pair<std::string, Override>> overrides = {};
     // By the tensor's name in the output: types that replace those of the mix (type_search.h).
     std::map<std::string, gguf::Type, std::less<>> assigned = {};
+    // Applied to all tensors that have an entry, before they are encoded. Or none.
+    const TensorScalesByName *scales = nullptr;
     // By the tensor's name in the source: all rows in the planned type already.
     std::map<std::string, std::span<const std::byte>, std::less<>> prepared = {};
     bool keep_split = false;  // the output has the parts of the source

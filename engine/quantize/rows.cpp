@@ -75,15 +75,22 @@ float read_row(const gguf::Tensor &tensor, int64_t row, std::span<float> values)
 void encode_row(Method method, gguf::Type type, std::span<const float> row, std::span<const float> importance,
                 std::byte *out) {
     const auto columns = static_cast<int64_t>(row.size());
-    if (method == Method::Search && gguf::can_quantize(type))
+    if (method == Method::Absmax)
+        gguf::quantize_row(type, row.data(), out, columns, gguf::Effort::Plain);
+    else if (method == Method::Search && gguf::can_quantize(type))
         gguf::quantize_row(type, row.data(), out, columns);
     else
         gguf::quantize_standard(type, row, columns, importance, out);
 }
 
 void convert_row(Method method, const gguf::Tensor &tensor, int64_t row, gguf::Type type,
-                 std::span<const float> importance, std::span<float> values, std::byte *out) {
-    const float largest = read_row(tensor, row, values);
+                 const TensorScales *scales, std::span<const float> importance, std::span<float> values,
+                 std::byte *out) {
+    float largest = read_row(tensor, row, values);
+    if (scales && scales->scales()) {
+        scales->apply(tensor, row, values);
+        largest = check_finite(tensor, row, values);
+    }
     encode_row(method, type, values, row_importance(tensor, row, importance), out);
     if (largest >= kLargeValue) check_blocks(tensor, row, type, out, largest, values);
 }

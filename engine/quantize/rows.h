@@ -30,10 +30,11 @@ void encode_row(Method method, gguf::Type type, std::span<const float> row, std:
 
 // From this magnitude on, sums of squares of weights overflow in the searches for scales.
 inline constexpr float kBeyondScales = 0x1p60f;
-// Reads a row and encodes it. `importance`: of the tensor; `values`: memory for a row. Throws QuantizeError for values
-// that are not finite or do not fit the type.
+// Reads a row, scales it (`scales` may be null) and encodes it. `importance`: of the scaled tensor; `values`: memory for a
+// row. Throws QuantizeError for values that are not finite or do not fit the type.
 void convert_row(Method method, const gguf::Tensor &tensor, int64_t row, gguf::Type type,
-                 std::span<const float> importance, std::span<float> values, std::byte *out);
+                 const TensorScales *scales, std::span<const float> importance, std::span<float> values,
+                 std::byte *out);
 
 // All rows of a tensor in another type. Throws QuantizeError for values that are not finite.
 std::vector<std::byte> encode_tensor(const gguf::Tensor &tensor, gguf::Type type,

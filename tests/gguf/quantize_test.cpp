@@ -88,6 +88,22 @@ TEST_CASE("quantize: searched scales leave less squared error than ggml's refere
     }
 }
 
+TEST_CASE("quantize: without a search, the largest values of a group are kept and the error is larger") {
+    const std::vector<float> values = sample_weights();
+    for (const Type type : kSearched) {
+        CAPTURE(traits(type).name);
+        const std::vector<float> plain = through(type, values, Effort::Plain);
+        const double error = squared_error(values, plain);
+        CHECK(error > squared_error(values, through(type, values)));
+        CHECK(error < 2.5 * squared_error(values, through(type, values)));
+        CHECK(quantized(type, values, Effort::Plain) != quantized(type, values, Effort::Fast));
+        // Constants are the largest values of their groups: at most the rounding of two scales away.
+        for (const size_t block : {5, 7})
+            for (size_t i = block * 256; i < block * 256 + 256; ++i)
+                CHECK(std::fabs(plain[i] - values[i]) < 0.01f * std::fabs(values[i]));
+    }
+}
+
 TEST_CASE("quantize: zeros stay zeros in every format") {
     const std::vector<float> zeros(512);
     for (const Type type : kQuantized)

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/commands/quantize/model_output.h"
+#include "engine/commands/quantize/occurrences.h"
 #include "engine/model/model.h"
 #include "engine/quantize/gptq.h"
 #include "engine/quantize/parallel.h"
@@ -50,25 +51,6 @@ struct Input {
     std::unique_ptr<Hessian> hessian = nullptr;
 
     int64_t columns() const { return targets.front()->columns(); }
-};
-
-std::string plural(size_t count, const std::string &one, const std::string &many) {
-    return std::to_string(count) + " " + (count == 1 ? one : many);
-}
-
-// How often something happened, and the first matrix it happened to.
-struct Occurrences {
-    size_t count = 0;
-    std::string first;
-
-    void add(const std::string &name) {
-        if (count++ == 0) first = name;
-    }
-    void report(std::vector<std::string> &notes, const std::string &what) const {
-        if (count > 0)
-            notes.push_back("gptq: " + plural(count, "matrix", "matrices") + " (" + first +
-                            (count > 1 ? ", ..." : "") + "): " + what);
-    }
 };
 
 class GptqRun {
@@ -293,7 +275,7 @@ class GptqRun {
         quantize::in_parallel(request_.threads, target.rows(), 16, [&](int64_t begin, int64_t end) {
             std::vector<float> values(static_cast<size_t>(target.columns()));
             for (int64_t row = begin; row < end; ++row)
-                quantize::convert_row(quantize::Method::Standard, target.source(), first + row, type,
+                quantize::convert_row(quantize::Method::Standard, target.source(), first + row, type, nullptr,
                                       importance, values, blocks + static_cast<size_t>(row) * row_bytes);
         });
     }
@@ -312,18 +294,20 @@ class GptqRun {
             " tokens; the inputs of a layer come from the model with all earlier layers quantized");
         for (const auto &[name, target] : targets_)
             if (target.left > 0) outside_.add(quantize::called(target.source()));
-        outside_.report(notes,
+        outside_.report(notes, "gptq",
                         "not calibrated, because the model reads them row by row, in several places, "
                         "in another form or not at all; quantized as with --method standard");
-        no_grid_.report(notes, "of a type that GPTQ cannot round column by column; by the imatrix search");
-        few_rows_.report(notes,
+        no_grid_.report(notes, "gptq",
+                        "of a type that GPTQ cannot round column by column; by the imatrix search");
+        few_rows_.report(notes, "gptq",
                          "fewer input rows than a quarter of the columns; by the imatrix search (a "
                          "longer text, or more --chunks, gives more)");
-        unsolved_.report(notes, "the Hessian is not positive definite; by the imatrix search");
-        damped_.report(notes, "the Hessian needed more damping than 0.01");
-        banded_.report(notes, "more than " + std::to_string(quantize::kMostColumns) +
-                                  " columns: errors are fed back within bands of " +
-                                  std::to_string(quantize::kBandColumns) + " columns only");
+        unsolved_.report(notes, "gptq", "the Hessian is not positive definite; by the imatrix search");
+        damped_.report(notes, "gptq", "the Hessian needed more damping than 0.01");
+        banded_.report(notes, "gptq",
+                       "more than " + std::to_string(quantize::kMostColumns) +
+                           " columns: errors are fed back within bands of " +
+                           std::to_string(quantize::kBandColumns) + " columns only");
         return result_;
     }
 

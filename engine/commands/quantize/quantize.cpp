@@ -13,9 +13,13 @@
 #include <thread>
 
 #include "engine/commands/figures.h"
+#include "engine/commands/quantize/awq_run.h"
+#include "engine/commands/quantize/awq_sites.h"
 #include "engine/commands/quantize/gptq_run.h"
 #include "engine/commands/quantize/model_output.h"
+#include "engine/commands/quantize/occurrences.h"
 #include "engine/commands/quantize/target.h"
+#include "engine/model/model.h"
 #include "engine/quantize/model_parts.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
@@ -87,6 +91,12 @@ quantize::MixOptions mix_options(const QuantizeOptions &options) {
     return result;
 }
 
+// The name of a method that needs a text; null for others.
+const char *calibrating(quantize::Method method) {
+    if (method == quantize::Method::Awq) return "awq";
+    return method == quantize::Method::Gptq ? "gptq" : nullptr;
+}
+
 void check_target(const QuantizeOptions &options) {
     const TargetOptions &target = options.target;
     if (target.size.has_value() + target.bits_per_weight.has_value() + target.divergence.has_value() > 1)
@@ -105,26 +115,33 @@ void check_target(const QuantizeOptions &options) {
     if (target.is_given() && options.pure)
         throw UsageError("--pure gives all tensors one type: omit it with a target");
     if (target.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
-    const bool is_gptq = options.method == quantize::Method::Gptq;
-    if (is_gptq && target.text.empty())
-        throw UsageError("--method gptq needs a text to calibrate on: -f FILE");
-    if (is_gptq && !options.pruned.empty())
-        throw UsageError("--method gptq and --prune-layers exclude each other: prune in a first run");
-    if (is_gptq && target.divergence)
-        throw UsageError(
-            "--target-kl measures without --method gptq: choose with --target-size or --target-bpw");
-    if (is_gptq && target.is_given() && target.text == "-")
-        throw UsageError("-f -: --method gptq with a target reads the text twice: give a file");
+    const char *const method = calibrating(options.method);
+    const std::string with_method = std::string("--method ") + (method ? method : "");
+    if (method && target.text.empty() && !options.dry_run)
+        throw UsageError(with_method + " needs a text to calibrate on: -f FILE");
+    if (method && !options.pruned.empty())
+        throw UsageError(with_method + " and --prune-layers exclude each other: prune in a first run");
+    if (method && target.divergence)
+        throw UsageError("--target-kl measures without " + with_method +
+                         ": choose with --target-size or --target-bpw");
+    if (method && target.is_given() && target.text == "-")
+        throw UsageError("-f -: " + with_method + " with a target reads the text twice: give a file");
+    if (options.method == quantize::Method::Absmax && target.is_given())
+        throw UsageError("--method absmax and a target exclude each other: give a TYPE");
+    if (options.method == quantize::Method::Absmax && !options.importance.empty())
+        throw UsageError("--method absmax ignores importance: omit --imatrix");
+    if (options.method == quantize::Method::Imatrix && options.importance.empty())
+        throw UsageError("--method imatrix needs --imatrix FILE (runnel imatrix makes one from a text)");
     if (target.is_given()) return;
     for (const auto &[given, name] : {std::pair{!target.types.empty(), "--target-types"},
-                                      {!target.text.empty() && !is_gptq, "-f"},
+                                      {!target.text.empty() && !method, "-f"},
                                       {!target.sensitivity.empty(), "--sensitivity"},
                                       {!target.held_out.empty(), "--held-out"},
                                       {target.cost != quantize::Cost::Disk, "--cost"},
                                       {target.report, "--report"}})
         if (given)
             throw UsageError(std::string(name) + " needs --target-size, --target-bpw or --target-kl" +
-                             (name == std::string_view("-f") ? ", or --method gptq" : ""));
+                             (name == std::string_view("-f") ? ", or --method awq or gptq" : ""));
 }
 
 double bits_per_weight(const quantize::QuantizePlan &plan) {
@@ -139,7 +156,8 @@ std::string summary(const quantize::QuantizePlan &plan) {
     return size_text(plan.bytes_before) + " -> " + size_text(plan.bytes_after) + ", " + bits;
 }
 
-void print_plan(const quantize::QuantizePlan &plan, const TargetResult *target, bool json, Io &io) {
+void print_plan(const quantize::QuantizePlan &plan, const TargetResult *target, const AwqSites *awq,
+                bool json, Io &io) {
     if (json) {
         nlohmann::ordered_json result = {{"tensors", nlohmann::ordered_json::array()},
                                          {"bytes_before", plan.bytes_before},
@@ -152,6 +170,7 @@ void print_plan(const quantize::QuantizePlan &plan, const TargetResult *target, 
                                          {"bytes", tensor.bytes}});
         if (target) result["target"] = target_json(*target);
         if (target && target->held_out) result["held_out"] = held_out_json(*target->held_out);
+        if (awq) result["awq"] = awq_json(*awq);
         io.out.write(result.dump() + "\n");
         return;
     }
@@ -167,6 +186,10 @@ void print_plan(const quantize::QuantizePlan &plan, const TargetResult *target, 
     text += "all: " + summary(plan) + "\n";
     if (target) text += target_text(*target) + "\n";
     if (target && target->held_out) text += held_out_text(*target->held_out) + "\n";
+    if (awq) {
+        text += "awq: " + plural(awq->scalable.size(), "input", "inputs") + " of matrices can be scaled\n";
+        for (const std::string &note : awq_notes(*awq)) text += note + "\n";
+    }
     io.out.write(text);
 }
 
@@ -231,7 +254,12 @@ int convert(const QuantizeOptions &options, Io &io) {
         request = quantize::with_choice(std::move(request), target->choice);
     }
     const quantize::QuantizePlan plan = quantize::plan_quantization(source, request);
-    if (options.dry_run) print_plan(plan, target ? &*target : nullptr, options.json, io);
+    if (options.dry_run) {
+        std::optional<AwqSites> awq;
+        if (options.method == quantize::Method::Awq)
+            awq = find_awq_sites(source, model::build(source, options.target.context).program, plan);
+        print_plan(plan, target ? &*target : nullptr, awq ? &*awq : nullptr, options.json, io);
+    }
     if (options.target.report && !(options.dry_run && options.json)) io.out.write(report_text(*target));
     if (options.dry_run) return exit_code::kDone;
     if (target) io.note(target_text(*target));
@@ -240,16 +268,22 @@ int convert(const QuantizeOptions &options, Io &io) {
     for (const quantize::PlannedTensor &tensor : plan.tensors)
         if (!tensor.note.empty()) io.note(gguf::printable(tensor.source->name, 200) + ": " + tensor.note);
     std::optional<GptqResult> gptq;
-    if (options.method == quantize::Method::Gptq) {
+    std::optional<AwqResult> awq;
+    if (const char *const method = calibrating(options.method)) {
         if (options.target.text != "-") gguf::note_read(fs::path(options.target.text));
         for (const fs::path &path : outputs) gguf::check_output(path, {.overwrite = true});
-        gptq = run_gptq(
-            source, plan, request,
-            {options.target.text, options.target.context, options.target.chunks.value_or(kGptqChunks)}, io);
-        for (const std::string &note : gptq->notes) io.note(note);
-        if (target) io.note("the divergence above is that of the types without gptq");
-        for (const measure::ReplacedTensor &tensor : gptq->tensors)
-            request.prepared.emplace(tensor.name, tensor.data);
+        const CalibrationText text{options.target.text, options.target.context,
+                                   options.target.chunks.value_or(kCalibrationChunks)};
+        if (options.method == quantize::Method::Gptq) {
+            gptq = run_gptq(source, plan, request, text, io);
+            for (const measure::ReplacedTensor &tensor : gptq->tensors)
+                request.prepared.emplace(tensor.name, tensor.data);
+        } else {
+            awq = run_awq(source, plan, request, text, io);
+            request.scales = &awq->scales;
+        }
+        for (const std::string &note : gptq ? gptq->notes : awq->notes) io.note(note);
+        if (target) io.note(std::string("the divergence above is that of the types without ") + method);
     }
     const int code =
         with_bar("quantizing", plan.bytes_before, io, [&](const std::function<bool(uint64_t)> &progress) {

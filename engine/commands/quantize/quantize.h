@@ -12,8 +12,8 @@
 
 namespace runnel::commands {
 
-// Chunks of a text, unless --chunks is given: to choose types on, and to calibrate GPTQ on.
-inline constexpr int64_t kTargetChunks = 16, kGptqChunks = 128;
+// Chunks of a text, unless --chunks is given: to choose types on, and to calibrate AWQ or GPTQ on.
+inline constexpr int64_t kTargetChunks = 16, kCalibrationChunks = 128;
 
 // A type per tensor, chosen for a size.
 struct TargetOptions {

@@ -22,10 +22,20 @@ Command quantize_command() {
             "measured on other text, and with -f the sensitivity is measured again around the choice; both "
             "keep the chosen model in memory. "
             "Methods: standard makes the scales and levels of llama.cpp's quantizer (ggml-quants.c), byte "
-            "for "
-            "byte; with --imatrix, its search weights errors by the mean square of each column's inputs. "
+            "for byte, with or without --imatrix. "
+            "absmax takes the scale of each group of weights from its largest and smallest value and rounds "
+            "to the nearest level. It searches nothing, as in the first 8-bit formats (Dettmers et al. 2022, "
+            "arXiv:2208.07339), and has no IQ1 to IQ3. "
+            "imatrix is standard with --imatrix, which it demands: the search weights errors by the mean "
+            "square of each column's inputs (llama.cpp, pull request 4861). "
             "search takes the scales with the least squared error of the weights that our own search finds, "
-            "for Q2_K to Q6_K and IQ4; it ignores --imatrix. gptq rounds a matrix column by column and lets "
+            "for Q2_K to Q6_K and IQ4; it ignores --imatrix. "
+            "awq scales the channels of the inputs of matrices, so that columns with large activations lose "
+            "less: the matrices' columns are multiplied by the scales, and the norms or rows that make the "
+            "inputs are divided by them (Lin et al. 2023, arXiv:2306.00978). The scales with the least error "
+            "of the products on the text of -f are used, or none if none is better; then imatrix quantizes, "
+            "with the importance of the same text. Inputs that cannot be scaled are reported. gptq rounds a "
+            "matrix column by column and lets "
             "the later columns make up for the error, so that its outputs on the text of -f change least "
             "(Frantar et al. 2022, arXiv:2210.17323). The inputs of a layer come from the model with all "
             "earlier layers quantized; matrices that gptq cannot round are reported, and llama.cpp's search "
@@ -36,7 +46,8 @@ Command quantize_command() {
                      "quantize model-f16.gguf small.gguf --target-size 4.2G -f text.txt",
                      "quantize model-f16.gguf x --target-bpw 4.25 --dry-run --report",
                      "quantize model-f16.gguf good.gguf --target-kl 0.02 -f text.txt",
-                     "quantize model-f16.gguf small.gguf Q3_K_M --method gptq -f text.txt"},
+                     "quantize model-f16.gguf small.gguf Q3_K_M --method gptq -f text.txt",
+                     "quantize model-f16.gguf small.gguf Q3_K_M --method awq -f text.txt"},
         .operands = 2};
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
@@ -59,10 +70,14 @@ Command quantize_command() {
     table.choice(
         "--method", o->method,
         {{"standard", quantize::Method::Standard},
+         {"absmax", quantize::Method::Absmax},
          {"search", quantize::Method::Search},
+         {"imatrix", quantize::Method::Imatrix},
+         {"awq", quantize::Method::Awq},
          {"gptq", quantize::Method::Gptq}},
-        "how weights are rounded (above): standard: llama.cpp's bytes; search: our own search; gptq: "
-        "error feedback on the text of -f");
+        "how weights are rounded (above): standard: llama.cpp's bytes; absmax: no search; search: our own "
+        "search; imatrix: llama.cpp's bytes with --imatrix; awq: scaled channels, and gptq: error feedback, "
+        "both on the text of -f");
     table.numbers("--prune-layers", o->pruned, whole_numbers(0, 1 << 20),
                   "omit these layers, numbered from 0; later ones move up");
     table
@@ -96,7 +111,8 @@ Command quantize_command() {
         .takes("TYPE,...");
     table
         .text("-f,--file", target.text,
-              "text on which gptq is calibrated and a target's sensitivity is measured; -: standard input")
+              "text on which awq and gptq are calibrated and a target's sensitivity is measured; -: standard "
+              "input")
         .takes("FILE");
     table
         .text("--sensitivity", target.sensitivity,
@@ -114,7 +130,7 @@ Command quantize_command() {
         .add(
             "--chunks", "N",
             "with -f: number of chunks to choose on (half as many judge, or as many of --held-out); -1: all. "
-            "With --method gptq: number of chunks to calibrate on (default: 128)",
+            "With --method awq or gptq: number of chunks to calibrate on (default: 128)",
             [&target](const std::string &text) {
                 target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
             })

@@ -123,7 +123,7 @@ TEST_CASE(
     CHECK(by_code > 0);
 }
 
-TEST_CASE("signals: Ctrl-C during quantize --method gptq gives exit code 130 and leaves nothing") {
+TEST_CASE("signals: Ctrl-C during quantize --method awq and gptq gives exit code 130 and leaves nothing") {
     REQUIRE(program_under_test());
     const TemporaryDirectory directory;
     const uint64_t seed = 20261123;
@@ -134,7 +134,7 @@ TEST_CASE("signals: Ctrl-C during quantize --method gptq gives exit code 130 and
         CAPTURE(after);
         const int status =
             ended_by({"quantize", demo_model(), directory / "out.gguf", "Q4_K", "--allow-requantize",
-                      "--method", "gptq", "-f", held_out_text(), "--chunks", "-1"},
+                      "--method", i % 2 == 0 ? "gptq" : "awq", "-f", held_out_text(), "--chunks", "-1"},
                      SIGINT, after);
         REQUIRE(WIFEXITED(status));
         CHECK(WEXITSTATUS(status) == 130);
