@@ -14,6 +14,7 @@ The learning rate is constant, then falls to zero over the last part of the run,
 """
 
 import argparse
+import dataclasses
 import math
 import random
 import time
@@ -256,6 +257,8 @@ def arguments():
     parser.add_argument("--draft-minutes", type=float, default=20, help="how long to train the draft (default %(default)s)")
     parser.add_argument("--steps", type=int, help="train the demo for this many steps instead")
     parser.add_argument("--draft-steps", type=int, help="train the draft for this many steps instead")
+    parser.add_argument("--width", type=int, default=DEMO.width, help="width of the demo, a multiple of 64 (default %(default)s)")
+    parser.add_argument("--layers", type=int, default=DEMO.layers, help="layers of the demo (default %(default)s)")
     parser.add_argument("--batch", type=int, default=8, help=f"sequences of {CONTEXT} tokens in a step (default %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores)")
     parser.add_argument("--save-minutes", type=float, default=4, help="time between checkpoints (default %(default)s)")
@@ -265,6 +268,18 @@ def arguments():
     return parser.parse_args()
 
 
+def demo_shape(options):
+    """The demo's shape, or a larger one with its head size and proportions."""
+    return dataclasses.replace(
+        DEMO,
+        width=options.width,
+        layers=options.layers,
+        heads=DEMO.heads * options.width // DEMO.width,
+        kv_heads=DEMO.kv_heads * options.width // DEMO.width,
+        feed_forward=DEMO.feed_forward * options.width // DEMO.width,
+    )
+
+
 def main():
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -272,7 +287,7 @@ def main():
         torch.set_num_threads(options.threads)
     data = Data(options.corpus, options.out)
     if options.only != "draft":
-        train("demo", DEMO, data, options, Clock(options.steps, options.minutes))
+        train("demo", demo_shape(options), data, options, Clock(options.steps, options.minutes))
     if options.only != "demo":
         teacher, _ = demo_model.load(options.out / "demo.pt")
         teacher.requires_grad_(False).eval().to("cuda" if torch.cuda.is_available() else "cpu")

@@ -331,12 +331,6 @@ std::vector<Choice> choose_types(const Mix &mix, const ModelShape &model,
                                                               : by_mix;
             }
             fit_columns(tensor, choice);
-            const bool is_table = role == Role::Embedding || role == Role::Output;
-            if (choice.type != tensor.type && !options.has_importance && !is_table &&
-                needs_importance(choice.type, mix))
-                throw QuantizeError("tensor " + gguf::printable(tensor.name, 200) + " would become " +
-                                    std::string(gguf::traits(choice.type).name) +
-                                    ", which needs an importance matrix: --imatrix FILE");
         }
         choices.push_back(std::move(choice));
     }

@@ -51,7 +51,7 @@ struct ModelShape {
 
 struct MixOptions {
     bool pure = false;                                              // the base type everywhere
-    bool has_importance = false;                                    // an importance matrix was given
+    bool has_importance = false;                                    // of the columns: an importance matrix, or AWQ's
     bool leave_output = false;                                      // output.weight stays as it is
     std::optional<gguf::Type> output = {};                          // of output.weight
     std::optional<gguf::Type> embedding = {};                       // of token_embd.weight
@@ -64,8 +64,7 @@ struct Choice {
     std::string note = {};  // why the type differs from the mix's: "1000 columns: not a multiple of 256"
 };
 
-// A choice per tensor, in the order in which tensors are written: by layer, then by name. Throws QuantizeError
-// when a type needs an importance matrix and there is none.
+// A choice per tensor, in the order in which tensors are written: by layer, then by name.
 std::vector<Choice> choose_types(const Mix &mix, const ModelShape &model,
                                  std::span<const TensorShape> tensors, const MixOptions &options);
 

@@ -47,6 +47,18 @@ ModelShape shape_of(const gguf::File &file) {
     return model;
 }
 
+// Throws if the type needs importance and the tensor has none.
+void check_importance(const gguf::Tensor &tensor, Type type, const Mix &mix, const QuantizeRequest &request,
+                      std::span<const float> importance) {
+    const bool is_table = tensor.name == "output.weight" || tensor.name == "token_embd.weight";
+    const bool needed = gguf::standard_needs_importance(type) || (needs_importance(type, mix) && !is_table);
+    if (!needed || !importance.empty()) return;
+    const char *const reason = request.method == Method::Awq ? ", which needs importance, and the text has none for it"
+                               : request.importance ? ", and the importance matrix has no entry for it"
+                                                    : ", which needs an importance matrix: --imatrix FILE";
+    throw QuantizeError(called(tensor) + " would become " + name_of(type) + reason);
+}
+
 void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const QuantizeRequest &request) {
     if (type == tensor.type) return;
     if (!gguf::can_quantize_standard(type))
@@ -59,17 +71,14 @@ void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const Quantize
         throw QuantizeError(called(tensor) + " is " + name_of(tensor.type) +
                             " already: quantizing it again to " + name_of(type) +
                             " adds errors; start from F16, BF16 or F32, or add --allow-requantize");
-    const bool is_table = tensor.name == "output.weight" || tensor.name == "token_embd.weight";
     if (request.method == Method::Absmax) {
         if (gguf::can_quantize(type)) return;
         throw QuantizeError(called(tensor) + " would become " + name_of(type) +
                             ", a type with a codebook, which --method absmax cannot write");
     }
-    const bool needed = gguf::standard_needs_importance(type) || (needs_importance(type, mix) && !is_table);
-    if (needed && importance_of(tensor, request.importance).empty())
-        throw QuantizeError(called(tensor) + " would become " + name_of(type) +
-                            (request.importance ? ", and the importance matrix has no entry for it"
-                                                : ", which needs an importance matrix: --imatrix FILE"));
+    // AWQ measures importance later.
+    if (request.method != Method::Awq)
+        check_importance(tensor, type, mix, request, importance_of(tensor, request.importance));
 }
 
 // The name of a tensor after pruning; empty if its layer is pruned.
@@ -223,6 +232,8 @@ class Conversion {
         const std::span<const float> importance = scales && !scales->importance.empty()
                                                       ? std::span<const float>(scales->importance)
                                                       : importance_of(tensor, request_.importance);
+        if (request_.method != Method::Absmax)
+            check_importance(tensor, planned.type, *request_.mix, request_, importance);
         const size_t row_before = gguf::row_bytes(tensor.type, columns),
                      row_after = gguf::row_bytes(planned.type, columns);
         const int64_t slab = std::max<int64_t>(1, kSlabElements / columns);
@@ -307,7 +318,7 @@ QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &
         shapes.push_back({names[i], t.type, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
     }
     MixOptions options = request.types;
-    options.has_importance = request.importance != nullptr;
+    options.has_importance = request.importance != nullptr || request.method == Method::Awq;
     QuantizePlan plan;
     for (Choice &choice : choose_types(*request.mix, model, shapes, options)) {
         const gguf::Tensor &tensor = *tensors[choice.tensor];

@@ -54,7 +54,7 @@ Command quantize_command() {
     table.in_group(Group::Output);
     table
         .text("--imatrix", o->importance,
-              "importance of the columns; IQ1 and IQ2 types, IQ3_XXS and Q2_K_S need it")
+              "importance of the columns; IQ1 and IQ2 types, IQ3_XXS and Q2_K_S need it, except with --method awq")
         .takes("FILE");
     table
         .list("--tensor-type", o->tensor_types,
@@ -129,8 +129,8 @@ Command quantize_command() {
     table
         .add(
             "--chunks", "N",
-            "with -f: number of chunks to choose on (half as many judge, or as many of --held-out); -1: all. "
-            "With --method awq or gptq: number of chunks to calibrate on (default: 128)",
+            "with -f: number of chunks to choose on (half as many judge, or as many of --held-out); -1: all; "
+            "with --method awq or gptq, 128 to calibrate on unless given",
             [&target](const std::string &text) {
                 target.chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
             })

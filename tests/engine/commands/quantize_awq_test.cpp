@@ -193,7 +193,27 @@ TEST_CASE("quantize: awq, absmax and imatrix refuse what they cannot do with one
     refused({"Q4_K", "--method", "imatrix"}, 2, "--method imatrix needs --imatrix FILE");
     refused({"Q4_K", "--method", "absmax", "--imatrix", files.im}, 2, "absmax ignores importance");
     refused({"--target-bpw", "5", "--method", "absmax"}, 2, "give a TYPE");
+    refused({"IQ1_S", "--method", "absmax"}, 5, "a type with a codebook, which --method absmax cannot write");
     refused({"IQ3_S", "--method", "absmax"}, 5, "a type with a codebook, which --method absmax cannot write");
+}
+
+TEST_CASE("quantize: awq measures the importance that small types need") {
+    if (absent()) return;
+    const Files files(dense());
+    const Result r = runnel_with({"quantize", files.in, files.out, "IQ2_XXS", "--method", "awq", "-f", files.text});
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    const gguf::File made = gguf::File::open(files.out);
+    CHECK(made.find_tensor("blk.0.attn_q.weight")->type == gguf::Type::IQ2_XXS);
+    // The text runs through the matrices only: a table of tokens that is nothing else has no importance.
+    fs::remove(files.out);
+    const Result table = runnel_with({"quantize", files.in, files.out, "Q4_K", "--method", "awq", "-f", files.text,
+                                      "--token-embedding-type", "IQ2_XXS"});
+    CAPTURE(table.err);
+    CHECK(table.code == 5);
+    CHECK(table.err.find("token_embd.weight would become iq2_xxs, which needs importance, and the text has none") !=
+          table.err.npos);
+    CHECK_FALSE(fs::exists(files.out));
 }
 
 TEST_CASE(
@@ -222,6 +242,8 @@ TEST_CASE(
     CHECK(bytes_of(absmax, name) ==
           std::string(reinterpret_cast<const char *>(blocks.data()), blocks.size()));
     CHECK(bytes_of(absmax, name) != bytes_of(standard, name));
+    // llama.cpp's search would need an importance matrix for this mix; nothing is searched here.
+    CHECK(runnel_with({"quantize", files.in, files.in + ".q2", "Q2_K_S", "--method", "absmax"}).code == 0);
     written("by method", {"--method", "imatrix", "--imatrix", files.im});
     written("by default", {"--imatrix", files.im});
     CHECK(read_bytes(files.directory / "by method") == read_bytes(files.directory / "by default"));

@@ -128,12 +128,6 @@ TEST_CASE("mix: the user's types override the mix, and shapes override both") {
     CHECK(wished.at("token_embd.weight") == Type::Q5_1);
     CHECK(types_of("Q4_0", llama, model, {.pure = true}).at("output.weight") == Type::Q4_0);
     CHECK(types_of("Q4_0", llama, model, {.leave_output = true}).at("output.weight") == Type::F16);
-    CHECK_THROWS_AS(types_of("IQ2_XXS",
-                             Llama{.layers = 1,
-                                   .names = {"blk.0.attn_q.weight"},
-                                   .tensors = {{"blk.0.attn_q.weight", Type::F16, {256, 256, 1, 1}}}},
-                             model),
-                    QuantizeError);
     CHECK(find_mix("Q9_K") == nullptr);
     CHECK(find_mix("q4_k") == find_mix("Q4_K_M"));
 }
