@@ -322,7 +322,7 @@ std::vector<Choice> choose_types(const Mix &mix, const ModelShape &model,
             } else if ((role == Role::Output || (role == Role::Embedding && tied)) && options.output) {
                 choice.type = *options.output;
             } else if (floats) {
-                choice.type = mix.base;
+                choice.type = wish != options.overrides.end() ? wish->second : mix.base;
             } else {
                 // The rules count every tensor, even if an override gives it another type.
                 const Type by_mix = chooser.choose(tensor);

@@ -127,6 +127,8 @@ TEST_CASE("mix: the user's types override the mix, and shapes override both") {
     CHECK(wished.at("output.weight") == Type::F16);
     CHECK(wished.at("token_embd.weight") == Type::Q5_1);
     CHECK(types_of("Q4_0", llama, model, {.pure = true}).at("output.weight") == Type::Q4_0);
+    options.overrides = {{std::regex("ffn_up"), Type::Q8_0}};
+    CHECK(types_of("F16", llama, model, options).at(layer(1, "ffn_up")) == Type::Q8_0);
     CHECK(types_of("Q4_0", llama, model, {.leave_output = true}).at("output.weight") == Type::F16);
     CHECK(find_mix("Q9_K") == nullptr);
     CHECK(find_mix("q4_k") == find_mix("Q4_K_M"));
