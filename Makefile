@@ -120,20 +120,14 @@ $(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $
 # another file of their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files.
 demo_isas := $(filter $(isas),$(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo)))
 demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
-demo_alone := $(filter kernels/cpu/% gguf/group_search_% \
-  $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp) \
-  $(addprefix engine/,model/experts.cpp model/recurrent.cpp quantize/importance_sums.cpp text/chat_prompt.cpp grammar/regex.cpp \
-    completion/prompt_store.cpp completion/thinking_budget.cpp decode/speculation/lookup_draft.cpp measure/speculation_bench.cpp) \
-  $(addprefix engine/text/jinja/,expression_parser.cpp interpreter.cpp lexer.cpp percent_format.cpp string_methods.cpp \
-    text_filters.cpp value_filters.cpp) \
-  $(addprefix engine/commands/,version.cpp doctor/doctor_cpu.cpp models/stores.cpp bench/bench_command.cpp bench/bench_naive.cpp bench/bench_roofline.cpp \
-    chat/chat_tools.cpp),$(demo_sources))
+demo_alone := $(filter kernels/cpu/% gguf/group_search_% engine/commands/version.cpp \
+  $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp),$(demo_sources))
 demo_folders := $(patsubst %/,%,$(sort $(dir $(filter-out kernels/cpu/%,$(demo_sources)))))
 demo_units := $(demo_folders:%=$(BUILD)/demo/%.o)
-# Scalar kernels are not chosen where there are others.
-demo_scalar := $(if $(demo_isas),$(filter kernels/cpu/%_scalar.cpp,$(demo_alone)))
-demo_objects := $(demo_units) $(demo_scalar:%.cpp=$(BUILD)/demo/%.o) \
-  $(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter-out $(demo_scalar),$(demo_alone)) main.cpp kernels/cuda/devices_absent.cpp)
+# These need no -O3 in the demo: scalar kernels are not chosen where there are others, and nothing is quantized.
+demo_plain := $(filter gguf/encode_% gguf/output_% gguf/standard_% gguf/value.cpp $(if $(demo_isas),kernels/cpu/%_scalar.cpp),$(demo_alone))
+demo_objects := $(demo_units) $(demo_plain:%.cpp=$(BUILD)/demo/%.o) \
+  $(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter-out $(demo_plain),$(demo_alone)) main.cpp kernels/cuda/devices_absent.cpp)
 # The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that.
 demo_flags = $(patsubst -O3,-O1,$(filter-out $(WARN),$(CXXFLAGS))) -w $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=400000)
 # Not with ccache, which would have to be told to accept precompiled headers.
@@ -153,9 +147,9 @@ $(demo_units): $(BUILD)/demo/%.o: $$(call unit_files,$$*) Makefile $(demo_header
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
 	$(call say,$*/*.cpp)$(CXX) $(demo_flags) $(demo_headers:%.gch=-include %) -MMD -MP -c -o $@ $(@:.o=.cpp)
-$(demo_scalar:%.cpp=$(BUILD)/demo/%.o): $(BUILD)/demo/%.o: %.cpp Makefile | setup
+$(demo_plain:%.cpp=$(BUILD)/demo/%.o): $(BUILD)/demo/%.o: %.cpp Makefile $(demo_headers) | setup
 	@mkdir -p $(@D)
-	$(call say,$<)$(CXX) $(demo_flags) -MMD -MP -c -o $@ $<
+	$(call say,$<)$(CXX) $(demo_flags) $(demo_headers:%.gch=-include %) -MMD -MP -c -o $@ $<
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 using cache::BlockKey;
 using cache::kBlockTokens;
 using text::TokenId;
-using Tokens = std::span<const TokenId>;
+using TokenSpan = std::span<const TokenId>;
 
 constexpr const char *kLockName = "lock";  // also holds the folder's random number
 constexpr size_t kBlock = size_t{kBlockTokens};
@@ -54,7 +54,7 @@ std::string reason() {
     return std::generic_category().message(errno);
 }
 
-size_t common_tokens(Tokens a, Tokens b) {
+size_t common_tokens(TokenSpan a, TokenSpan b) {
     const size_t most = std::min(a.size(), b.size());
     const auto end = a.begin() + static_cast<std::ptrdiff_t>(most);
     return static_cast<size_t>(std::mismatch(a.begin(), end, b.begin()).first - a.begin());
@@ -181,7 +181,7 @@ std::optional<PromptChunk> PromptStore::open(const ChunkId &id) {
 }
 
 // The files that hold the longest beginning of the tokens.
-std::vector<PromptStore::Piece> PromptStore::find(Tokens tokens) {
+std::vector<PromptStore::Piece> PromptStore::find(TokenSpan tokens) {
     std::vector<Piece> pieces;
     const Siblings siblings = list();
     BlockKey key = root_;
@@ -287,14 +287,14 @@ std::optional<decode::SequenceCache> PromptStore::restore(std::vector<Piece> &pi
 }
 
 // How many of the tokens the cache holds.
-int32_t PromptStore::in_cache(Tokens tokens) {
+int32_t PromptStore::in_cache(TokenSpan tokens) {
     decode::SequenceCache cached = executor_.new_sequence();
     const int32_t known = executor_.attach(cached, tokens);
     counts_.attached += known;
     return known;
 }
 
-std::optional<decode::SequenceCache> PromptStore::load(Tokens tokens) {
+std::optional<decode::SequenceCache> PromptStore::load(TokenSpan tokens) {
     if (!problem_.empty() || tokens.size() <= kBlock) return std::nullopt;
     const auto known = static_cast<size_t>(in_cache(tokens));
     std::vector<Piece> pieces = find(tokens.first(tokens.size() - 1));
@@ -326,7 +326,7 @@ bool PromptStore::covers(const PromptChunk &chunk, const decode::SequenceCache &
 }
 
 // Whether another file begins with the whole chunk.
-bool PromptStore::is_beginning(const Siblings &siblings, const ChunkId &id, Tokens tokens) {
+bool PromptStore::is_beginning(const Siblings &siblings, const ChunkId &id, TokenSpan tokens) {
     const auto [begin, end] = siblings.equal_range(key_before(id));
     size_t tried = 0;
     for (auto one = begin; one != end && tried < kMostSiblings; ++one, ++tried)
@@ -337,7 +337,7 @@ bool PromptStore::is_beginning(const Siblings &siblings, const ChunkId &id, Toke
 }
 
 // Removes the files of which this chunk is the continuation. With windows or states, they serve other texts.
-void PromptStore::remove_beginnings(const Siblings &siblings, const ChunkId &id, Tokens tokens) {
+void PromptStore::remove_beginnings(const Siblings &siblings, const ChunkId &id, TokenSpan tokens) {
     const auto [begin, end] = siblings.equal_range(key_before(id));
     size_t tried = 0;
     for (auto one = begin; one != end && tried < kMostSiblings; ++one, ++tried) {
@@ -362,11 +362,11 @@ void PromptStore::write(const fs::path &path, const ChunkId &id, const decode::S
 }
 
 // Computes the tokens behind those of the sequence. False if the cache has no room; the sequence is then as before.
-bool PromptStore::compute(decode::SequenceCache &sequence, Tokens tokens) {
+bool PromptStore::compute(decode::SequenceCache &sequence, TokenSpan tokens) {
     const int32_t before = sequence.length();
     std::vector<float> logits;
     while (static_cast<size_t>(sequence.length()) < tokens.size()) {
-        const Tokens rest = tokens.subspan(static_cast<size_t>(sequence.length()));
+        const TokenSpan rest = tokens.subspan(static_cast<size_t>(sequence.length()));
         const size_t count = std::min(rest.size(), static_cast<size_t>(executor_.batch_size()));
         if (!executor_.add({.cache = &sequence, .tokens = rest.first(count), .logit_rows = 0})) {
             sequence.truncate(before);
@@ -378,21 +378,21 @@ bool PromptStore::compute(decode::SequenceCache &sequence, Tokens tokens) {
 }
 
 // Whether the files hold all the tokens.
-bool PromptStore::is_stored(Tokens tokens) {
+bool PromptStore::is_stored(TokenSpan tokens) {
     const std::vector<Piece> pieces = find(tokens);
     size_t found = 0;
     for (const Piece &piece : pieces) found += piece.tokens;
     return found == tokens.size() && is_usable(pieces, found);
 }
 
-void PromptStore::save(Tokens tokens) {
+void PromptStore::save(TokenSpan tokens) {
     if (!can_save() || tokens.size() <= kBlock) return;
     decode::SequenceCache sequence = executor_.new_sequence();
     counts_.attached += executor_.attach(sequence, tokens);
     save(sequence, 0);
 }
 
-void PromptStore::save_to_the_token(Tokens tokens) {
+void PromptStore::save_to_the_token(TokenSpan tokens) {
     if (!can_save() || tokens.size() < kBlock) return;
     const size_t filled = blocks_of(tokens.size()) * kBlock;
     std::vector<TokenId> text(tokens.begin(), tokens.end());
@@ -410,7 +410,7 @@ void PromptStore::save_to_the_token(Tokens tokens) {
 
 // Saves a sequence of whole blocks.
 void PromptStore::save(const decode::SequenceCache &sequence, size_t padding) {
-    const Tokens held = Tokens(sequence.tokens());
+    const TokenSpan held = TokenSpan(sequence.tokens());
     const Siblings siblings = list();
     bool has_gaps = executor_.state_bytes() > 0;
     for (size_t group = 0; group < executor_.cache().groups(); ++group)
@@ -421,9 +421,9 @@ void PromptStore::save(const decode::SequenceCache &sequence, size_t padding) {
     BlockKey key = root_;
     try {
         for (size_t at = 0; at < held.size(); at += kChunk) {
-            const Tokens part = held.subspan(at, std::min(kChunk, held.size() - at));
+            const TokenSpan part = held.subspan(at, std::min(kChunk, held.size() - at));
             const size_t filled = at + part.size() == held.size() ? padding : 0;
-            const Tokens text = part.first(part.size() - filled);
+            const TokenSpan text = part.first(part.size() - filled);
             const ChunkId id{key, key_after(key, part)};
             const fs::path path = folder_ / file_name(id);
             key = id.after;

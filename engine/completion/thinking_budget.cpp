@@ -9,7 +9,7 @@
 namespace runnel::completion {
 namespace {
 
-using Kind = text::ReasoningStyle::Kind;
+using StyleKind = text::ReasoningStyle::Kind;
 using text::harmony::kChannel, text::harmony::kEnd, text::harmony::kMessage;
 
 constexpr std::string_view kSpace = " \t\r\n";
@@ -39,7 +39,7 @@ std::vector<TokenId> ThinkingBudget::closing_tokens(const text::ReasoningStyle &
                                                     const text::Tokenizer &tokenizer) {
     using namespace text::harmony;
     const std::string next = std::string(kEnd).append(kStart).append("assistant").append(kFinal);
-    return tokenizer.encode(style.kind == Kind::Harmony ? next : style.close,
+    return tokenizer.encode(style.kind == StyleKind::Harmony ? next : style.close,
                             {.add_special = false, .parse_special = true, .continues = true});
 }
 
@@ -52,7 +52,7 @@ ThinkingBudget::ThinkingBudget(text::ReasoningStyle style, bool begins_inside, i
       text_(std::move(text)),
       begin_(prompt_tokens),
       states_(1, {begins_inside ? Phase::Inside : Phase::Start}) {
-    if (style_.kind == Kind::None) states_[0].phase = Phase::Answer;
+    if (style_.kind == StyleKind::None) states_[0].phase = Phase::Answer;
 }
 
 std::optional<TokenId> ThinkingBudget::operator()(std::span<const TokenId> history, int64_t dropped) {
@@ -95,14 +95,17 @@ void ThinkingBudget::advance(State &state, TokenId token) const {
 void ThinkingBudget::read(State &state, std::string_view bytes) const {
     state.tail += bytes;
     if (state.phase == Phase::Start) {
-        const std::string_view mark = style_.kind == Kind::Harmony ? kChannel : std::string_view(style_.open);
+        const std::string_view mark =
+            style_.kind == StyleKind::Harmony ? kChannel : std::string_view(style_.open);
         state.tail.erase(0, std::min(state.tail.find_first_not_of(kSpace), state.tail.size()));
         if (state.tail.size() < mark.size() && mark.starts_with(state.tail)) return;
         const bool opens = state.tail.starts_with(mark);
-        state.phase = !opens ? Phase::Answer : style_.kind == Kind::Harmony ? Phase::Header : Phase::Inside;
+        state.phase = !opens                              ? Phase::Answer
+                      : style_.kind == StyleKind::Harmony ? Phase::Header
+                                                          : Phase::Inside;
         state.tail.erase(0, mark.size());
     }
-    if (style_.kind == Kind::Harmony)
+    if (style_.kind == StyleKind::Harmony)
         read_channels(state);
     else if (state.phase == Phase::Inside &&
              (contains(state.tail, style_.close) || contains(state.tail, style_.call)))

@@ -82,9 +82,9 @@ std::optional<CharSet> category(std::string_view name) {
     return CharSet(std::move(ranges));
 }
 
-class Parser {
+class PatternParser {
   public:
-    explicit Parser(std::string_view text) : text_(text) {}
+    explicit PatternParser(std::string_view text) : text_(text) {}
 
     Expr parse() {
         Expr result = parse_alternatives();
@@ -400,7 +400,7 @@ Expr strip_anchors(const Expr &e, bool &at_start, bool &at_end) {
 
 Expr parse_regex(std::string_view pattern) {
     if (pattern.size() > kMaxGrammarBytes) throw GrammarError("the pattern is larger than 4 MiB");
-    return Parser(pattern).parse();
+    return PatternParser(pattern).parse();
 }
 
 Expr whole_match(const Expr &regex) {

@@ -11,9 +11,9 @@ namespace {
 
 using decode::DraftSource, decode::LookupDraft, decode::SpeculationOptions, decode::Speculator;
 
-constexpr int32_t kChangeEvery = 25;  // tokens between changes, on average, in the editing task
-constexpr int32_t kTurn = 16;         // tokens per turn of plain or speculative decoding
-constexpr int32_t kRepetitions = 5;   // repetitions per text
+constexpr int32_t kChangeEvery = 25;    // tokens between changes, on average, in the editing task
+constexpr int32_t kTokensPerTurn = 16;  // tokens per turn of plain or speculative decoding
+constexpr int32_t kRepetitions = 5;     // repetitions per text
 
 // Decodes both completions from their second token up to token number `tokens`, alternating in turns. Divides
 // pass times by the median plain step of the same turn.
@@ -21,7 +21,7 @@ void take_turns(TimedAnswer &plain, TimedAnswer &drafted, int32_t tokens, SpeedC
     PassTimes plain_seconds, drafted_seconds, relative;
     int32_t turn = 0;
     for (int32_t done = 1; done < tokens; done += turn) {
-        turn = std::min(kTurn, tokens - done);
+        turn = std::min(kTokensPerTurn, tokens - done);
         const PassTimes with = drafted.advance(turn), without = plain.advance(turn);
         plain_seconds.add(without, 1);
         drafted_seconds.add(with, 1);

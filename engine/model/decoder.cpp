@@ -9,10 +9,6 @@ using namespace kernels;
 
 namespace {
 
-std::string prefix(int32_t layer) {
-    return "blk." + std::to_string(layer) + ".";
-}
-
 // The sizes of a decoder's matrices, and the keys they come from.
 struct Sizes {
     Sizes(const HyperParameters &h, int64_t heads, int64_t kv_heads, int64_t hidden_units)
@@ -95,7 +91,7 @@ void Decoder::emit() {
     std::string output = "output.weight";
     if (b_.draft_block()) {
         draft_block(embedding);
-        const std::string own = prefix(h_.block_count) + "nextn.shared_head_head.weight";
+        const std::string own = layer_prefix(h_.block_count) + "nextn.shared_head_head.weight";
         if (b_.has(own)) output = own;
     } else {
         layers();
@@ -125,7 +121,7 @@ void Decoder::layers() {
 // token before it.
 void Decoder::draft_block(WeightId table) {
     const int32_t i = h_.block_count;
-    const std::string name = prefix(i) + "nextn.";
+    const std::string name = layer_prefix(i) + "nextn.";
     const int64_t width = h_.embedding_length;
     const Slot token = b_.slot("token's embedding", width), before = b_.slot(kHiddenBefore, width),
                both = b_.slot("embedding and hidden state", 2 * width);
@@ -181,21 +177,21 @@ void Decoder::sublayer(int32_t i, const std::string &norm_before, const std::str
     SubLayer io{.in = x(), .out = x(), .add = x(), .scale = static_cast<float>(t_.residual_scale)};
     if (t_.block != Block::PostNorm) {
         io.in = normed();
-        norm(prefix(i) + norm_before, x(), io.in);
+        norm(layer_prefix(i) + norm_before, x(), io.in);
     }
     if (t_.block != Block::PreNorm) {
         io.out = b_.slot("branch", h_.embedding_length);
         io.add = kNoSlot;
     }
     emit_sublayer(i, kind, io);
-    if (t_.block != Block::PreNorm) norm(prefix(i) + norm_after, io.out, x(), x());
+    if (t_.block != Block::PreNorm) norm(layer_prefix(i) + norm_after, io.out, x(), x());
 }
 
 void Decoder::parallel(int32_t i) {
     const Slot feed_in =
         t_.ffn_norm.empty() ? normed() : b_.slot("normed for feed-forward", h_.embedding_length);
-    norm(prefix(i) + t_.attn_norm, x(), normed());
-    if (!t_.ffn_norm.empty()) norm(prefix(i) + t_.ffn_norm, x(), feed_in);
+    norm(layer_prefix(i) + t_.attn_norm, x(), normed());
+    if (!t_.ffn_norm.empty()) norm(layer_prefix(i) + t_.ffn_norm, x(), feed_in);
     const float scale = static_cast<float>(t_.residual_scale);
     emit_sublayer(i, Kind::Attention, {normed(), x(), x(), scale});
     emit_sublayer(i, Kind::FeedForward, {feed_in, x(), x(), scale});
@@ -233,13 +229,13 @@ Linear::Part Decoder::part(const std::string &tensor, Size rows, Size cols, bool
 
 Linear Decoder::projections(int32_t i, Slot in) {
     const bool bias = biases(DecoderTraits::Biases::Qkv);
-    const std::string fused = prefix(i) + "attn_qkv";
+    const std::string fused = layer_prefix(i) + "attn_qkv";
     if (b_.has(fused + ".weight"))
         return b_.split(fused, size_.width, bias, in, {{size_.q, q()}, {size_.k, k()}, {size_.v, v()}});
     return {in,
-            {part(prefix(i) + "attn_q", size_.q, size_.width, bias, q()),
-             part(prefix(i) + "attn_k", size_.k, size_.width, bias, k()),
-             part(prefix(i) + "attn_v", size_.v, size_.width, bias, v())}};
+            {part(layer_prefix(i) + "attn_q", size_.q, size_.width, bias, q()),
+             part(layer_prefix(i) + "attn_k", size_.k, size_.width, bias, k()),
+             part(layer_prefix(i) + "attn_v", size_.v, size_.width, bias, v())}};
 }
 
 Attention Decoder::describe(int32_t i, Slot out) {
@@ -249,26 +245,27 @@ Attention Decoder::describe(int32_t i, Slot out) {
     const bool rotated =
         t_.rotated.empty() ? windowed || t_.rope_on_full : t_.rotated[static_cast<size_t>(i)];
     const int32_t window = windowed ? static_cast<int32_t>(t_.window) : 0;
-    return {.q = q(),
-            .k = k(),
-            .v = v(),
-            .out = out,
-            .cache = b_.cache_layer({kv_heads_, h_.key_length, h_.value_length}, window),
-            .heads = heads_,
-            .kv_heads = kv_heads_,
-            .head_dim_k = h_.key_length,
-            .head_dim_v = h_.value_length,
-            .scale = static_cast<float>(of_file != 0 ? of_file : usual),
-            .window = window,
-            .rope = !rotated   ? -1
-                    : windowed ? window_rope_
-                               : rope_,
-            .norm_eps = h_.norm_epsilon,
-            .window_kind = t_.window_kind,
-            .softcap = static_cast<float>(t_.attention_softcap),
-            .sinks = b_.optional_vector(prefix(i) + "attn_sinks.weight", {heads_, "attention.head_count"}),
-            .slopes = slopes(),
-            .temperature = is_full ? t_.temperature : Attention::Temperature{}};
+    return {
+        .q = q(),
+        .k = k(),
+        .v = v(),
+        .out = out,
+        .cache = b_.cache_layer({kv_heads_, h_.key_length, h_.value_length}, window),
+        .heads = heads_,
+        .kv_heads = kv_heads_,
+        .head_dim_k = h_.key_length,
+        .head_dim_v = h_.value_length,
+        .scale = static_cast<float>(of_file != 0 ? of_file : usual),
+        .window = window,
+        .rope = !rotated   ? -1
+                : windowed ? window_rope_
+                           : rope_,
+        .norm_eps = h_.norm_epsilon,
+        .window_kind = t_.window_kind,
+        .softcap = static_cast<float>(t_.attention_softcap),
+        .sinks = b_.optional_vector(layer_prefix(i) + "attn_sinks.weight", {heads_, "attention.head_count"}),
+        .slopes = slopes(),
+        .temperature = is_full ? t_.temperature : Attention::Temperature{}};
 }
 
 void Decoder::own_layer_norm(const std::string &tensor, Slot slot, int32_t heads) {
@@ -313,7 +310,8 @@ WeightId Decoder::gains(const std::string &tensor) {
 
 void Decoder::norm_heads(int32_t i, Attention &attention) {
     using HeadNorm = DecoderTraits::HeadNorm;
-    const std::string q_name = prefix(i) + "attn_q_norm.weight", k_name = prefix(i) + "attn_k_norm.weight";
+    const std::string q_name = layer_prefix(i) + "attn_q_norm.weight",
+                      k_name = layer_prefix(i) + "attn_k_norm.weight";
     if (t_.head_norm == HeadNorm::PerHead || t_.head_norm == HeadNorm::PerHeadAfterRope) {
         const Size head{h_.key_length, "attention.key_length"};
         attention.q_norm = b_.vector(q_name, head);
@@ -343,8 +341,8 @@ void Decoder::attention(int32_t i, const SubLayer &io) {
     norm_heads(i, attention);
     b_.add(attention);
     if (t_.attention_gate) gate_attended(i, io.in, attended);
-    inner_norm(prefix(i) + "attn_sub_norm.weight", attended, size_.attended);
-    Linear::Part output = part(prefix(i) + "attn_output", size_.width, size_.attended,
+    inner_norm(layer_prefix(i) + "attn_sub_norm.weight", attended, size_.attended);
+    Linear::Part output = part(layer_prefix(i) + "attn_output", size_.width, size_.attended,
                                biases(DecoderTraits::Biases::All), io.out);
     output.add = io.add;
     output.scale = io.scale * static_cast<float>(t_.attention_out_scale);
@@ -365,13 +363,13 @@ void Decoder::clamp_qkv() {
 
 void Decoder::gate_attended(int32_t i, Slot in, Slot attended) {
     const Slot gate = b_.slot("attention gate", size_.attended.value);
-    b_.add(Linear{in, {part(prefix(i) + "attn_gate", size_.attended, size_.width, false, gate)}});
+    b_.add(Linear{in, {part(layer_prefix(i) + "attn_gate", size_.attended, size_.width, false, gate)}});
     b_.add(Activation{gate, attended, attended, Activation::Kind::Sigmoid});
 }
 
 Linear Decoder::gate_and_up(int32_t i, Slot in, Slot gate, Slot up) {
     const bool bias = biases(DecoderTraits::Biases::All);
-    const std::string up_name = prefix(i) + "ffn_up", gate_name = prefix(i) + "ffn_gate";
+    const std::string up_name = layer_prefix(i) + "ffn_up", gate_name = layer_prefix(i) + "ffn_gate";
     if (!t_.gated) return {in, {part(up_name, size_.hidden, size_.width, bias, gate)}};
     if (!b_.has(gate_name + ".weight") && b_.rows_of(up_name + ".weight") != size_.hidden.value)
         return b_.split(up_name, size_.width, bias, in, {{size_.hidden, gate}, {size_.hidden, up}});
@@ -387,15 +385,19 @@ void Decoder::feed_forward(int32_t i, const SubLayer &io) {
     Activation activation{gate, up, gate, t_.act};
     if (!t_.act_parameters.empty()) activation.parameters = t_.act_parameters[static_cast<size_t>(i)];
     b_.add(activation);
-    inner_norm(prefix(i) + "ffn_sub_norm.weight", gate, size_.hidden);
-    Linear::Part down =
-        part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), io.out);
+    inner_norm(layer_prefix(i) + "ffn_sub_norm.weight", gate, size_.hidden);
+    Linear::Part down = part(layer_prefix(i) + "ffn_down", size_.width, size_.hidden,
+                             biases(DecoderTraits::Biases::All), io.out);
     down.add = io.add;
     down.scale = io.scale;
     b_.add(Linear{gate, {down}});
 }
 
 }  // namespace
+
+std::string layer_prefix(int32_t layer) {
+    return "blk." + std::to_string(layer) + ".";
+}
 
 void emit_decoder(Builder &builder, const DecoderTraits &traits) {
     Decoder(builder, traits).emit();

@@ -14,6 +14,9 @@
 
 namespace runnel::model {
 
+// What the names of a layer's tensors begin with: "blk.3.".
+std::string layer_prefix(int32_t layer);
+
 // One half of a layer: reads `in`, writes out = scale * (what it computes) + add.
 struct SubLayer {
     kernels::Slot in, out, add;  // add: or kNoSlot

@@ -6,11 +6,7 @@ using namespace kernels;
 
 namespace {
 
-constexpr int64_t kMaxExperts = 65536, kMaxWidth = 1 << 20;
-
-std::string prefix(int32_t layer) {
-    return "blk." + std::to_string(layer) + ".";
-}
+constexpr int64_t kMaxExperts = 65536, kMaxExpertWidth = 1 << 20;
 
 struct Matrices {
     WeightId gate, up = kNoWeight, down, gate_bias, up_bias = kNoWeight, down_bias;
@@ -22,7 +18,7 @@ class ExpertLayer {
     ExpertLayer(Builder &builder, const ExpertTraits &traits, int32_t layer)
         : b_(builder),
           t_(traits),
-          prefix_(prefix(layer)),
+          prefix_(layer_prefix(layer)),
           experts_{b_.metadata().required_integer("expert_count", 1, kMaxExperts), "expert_count"},
           width_{b_.hyper().embedding_length, "embedding_length"} {}
 
@@ -118,7 +114,7 @@ void ExpertLayer::check_groups(const Routing &r) const {
 Size ExpertLayer::hidden_width(const std::string &down) const {
     const Metadata &m = b_.metadata();
     const char *key = "expert_feed_forward_length", *dense = "feed_forward_length";
-    const int64_t known = m.integer(key, 0, kMaxWidth).value_or(0);
+    const int64_t known = m.integer(key, 0, kMaxExpertWidth).value_or(0);
     if (known > 0 || !b_.has(down + ".weight")) return {known, key};
     const int64_t width = b_.cols_of(down + ".weight"), all = b_.hyper().feed_forward_length;
     const int64_t used = m.required_integer("expert_used_count", 1, experts_.value);
@@ -238,7 +234,7 @@ void ExpertLayer::shared(const SubLayer &sublayer) {
 // Whether the layer has experts (experts.h), by the file's keys or, with by_presence, by its tensors.
 bool layer_has_experts(const Builder &b, const ExpertTraits &experts, int32_t layer) {
     const Metadata &m = b.metadata();
-    if (experts.by_presence) return b.has(prefix(layer) + "ffn_gate_inp.weight");
+    if (experts.by_presence) return b.has(layer_prefix(layer) + "ffn_gate_inp.weight");
     const int64_t first = m.integer("leading_dense_block_count", 0, INT32_MAX).value_or(0),
                   step = m.integer("interleave_moe_layer_step", 0, INT32_MAX).value_or(1);
     return has_experts(b) && layer >= first && step > 0 && (layer + 1) % step == 0;

@@ -9,16 +9,14 @@ using namespace kernels;
 
 namespace {
 
-constexpr int64_t kMaxTaps = 16, kMaxKeyDims = 1024, kMaxHeads = 65536, kMaxWidth = 1 << 20;
-
-std::string prefix(int32_t layer) {
-    return "blk." + std::to_string(layer) + ".";
-}
+constexpr int64_t kMaxTaps = 16, kMaxKeyDims = 1024, kMaxStateHeads = 65536, kMaxStateWidth = 1 << 20;
 
 class Mixer {
   public:
     Mixer(Builder &builder, int32_t layer)
-        : b_(builder), prefix_(prefix(layer)), width_{b_.hyper().embedding_length, "embedding_length"} {}
+        : b_(builder),
+          prefix_(layer_prefix(layer)),
+          width_{b_.hyper().embedding_length, "embedding_length"} {}
 
   protected:
     Size size(const char *key, int64_t low, int64_t high) const {
@@ -81,11 +79,11 @@ class GatedDelta : Mixer {
     GatedDelta(Builder &builder, int32_t layer, bool grouped)
         : Mixer(builder, layer),
           grouped_(grouped),
-          key_heads_(size("ssm.group_count", 1, kMaxHeads)),
-          heads_(size("ssm.time_step_rank", 1, kMaxHeads)),
+          key_heads_(size("ssm.group_count", 1, kMaxStateHeads)),
+          heads_(size("ssm.time_step_rank", 1, kMaxStateHeads)),
           dims_(size("ssm.state_size", 1, kMaxKeyDims)),
           keys_{key_heads_.value * dims_.value, "ssm.group_count * ssm.state_size"},
-          values_(size("ssm.inner_size", 1, kMaxWidth)) {
+          values_(size("ssm.inner_size", 1, kMaxStateWidth)) {
         const Metadata &m = b_.metadata();
         if (heads_.value % key_heads_.value != 0)
             m.fail("ssm.time_step_rank", "is not a multiple of ssm.group_count");
@@ -192,9 +190,9 @@ class Mamba2 : Mixer {
     Mamba2(Builder &builder, int32_t layer, bool normed)
         : Mixer(builder, layer),
           normed_(normed),
-          inner_(size("ssm.inner_size", 1, kMaxWidth)),
-          heads_(size("ssm.time_step_rank", 1, kMaxHeads)),
-          groups_(size("ssm.group_count", 1, kMaxHeads)),
+          inner_(size("ssm.inner_size", 1, kMaxStateWidth)),
+          heads_(size("ssm.time_step_rank", 1, kMaxStateHeads)),
+          groups_(size("ssm.group_count", 1, kMaxStateHeads)),
           state_(size("ssm.state_size", 1, kMaxKeyDims)),
           shared_{groups_.value * state_.value, "ssm.group_count * ssm.state_size"} {
         const Metadata &m = b_.metadata();
@@ -258,8 +256,8 @@ class Mamba : Mixer {
   public:
     Mamba(Builder &builder, int32_t layer)
         : Mixer(builder, layer),
-          inner_(size("ssm.inner_size", 1, kMaxWidth)),
-          rank_(size("ssm.time_step_rank", 1, kMaxWidth)),
+          inner_(size("ssm.inner_size", 1, kMaxStateWidth)),
+          rank_(size("ssm.time_step_rank", 1, kMaxStateWidth)),
           state_(size("ssm.state_size", 1, kMaxKeyDims)) {}
 
     void emit(const SubLayer &sublayer) {
@@ -378,7 +376,7 @@ class GatedAttention : Mixer {
 std::vector<int32_t> kv_heads_of_layers(const Builder &b) {
     const HyperParameters &h = b.hyper();
     const int64_t count = int64_t{h.block_count} + h.draft_layers;
-    const auto heads = b.metadata().integers("attention.head_count_kv", count, 0, kMaxHeads);
+    const auto heads = b.metadata().integers("attention.head_count_kv", count, 0, kMaxStateHeads);
     std::vector<int32_t> all(static_cast<size_t>(count), h.head_count_kv);
     if (heads) std::ranges::transform(*heads, all.begin(), [](int64_t n) { return static_cast<int32_t>(n); });
     for (const int32_t n : all)

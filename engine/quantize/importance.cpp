@@ -13,10 +13,6 @@ namespace {
 
 using Entries = std::map<std::string, std::vector<float>, std::less<>>;
 
-[[noreturn]] void fail(const std::filesystem::path &path, const std::string &what) {
-    throw QuantizeError(gguf::printable(path.native(), 1024) + ": " + what);
-}
-
 float float_at(const gguf::Tensor &tensor, int64_t i) {
     float value;
     std::memcpy(&value, tensor.data + static_cast<size_t>(i) * sizeof value, sizeof value);
@@ -31,11 +27,11 @@ void read_sums(const gguf::File &file, const std::filesystem::path &path, Entrie
         const std::string name(sums.name.substr(0, sums.name.size() - kSums.size()));
         const gguf::Tensor *counts = file.find_tensor(name + std::string(kCounts));
         const int64_t matrices = sums.shape[1];
-        if (!counts) fail(path, "tensor " + gguf::quoted(name + ".counts") + " is missing");
+        if (!counts) refuse_file(path, "tensor " + gguf::quoted(name + ".counts") + " is missing");
         const int64_t given = counts->elements();
         if (sums.type != gguf::Type::F32 || counts->type != gguf::Type::F32 ||
             (given != 1 && given != matrices) || sums.elements() != sums.shape[0] * matrices)
-            fail(path, "tensor " + gguf::quoted(name) + " is not in the form of an importance matrix");
+            refuse_file(path, "tensor " + gguf::quoted(name) + " is not in the form of an importance matrix");
         std::vector<float> &values = entries[name];
         values.resize(static_cast<size_t>(sums.elements()));
         for (int64_t i = 0; i < sums.elements(); ++i) {
@@ -61,7 +57,7 @@ class DatReader {
     int32_t count(size_t unit) {
         const int32_t n = number();
         if (n < 0 || static_cast<size_t>(n) > rest_.size() / unit)
-            fail(path_, "is damaged, or not an importance matrix");
+            refuse_file(path_, "is damaged, or not an importance matrix");
         return n;
     }
     std::string text() {
@@ -78,7 +74,7 @@ class DatReader {
 
   private:
     std::span<const std::byte> take(size_t bytes) {
-        if (bytes > rest_.size()) fail(path_, "is cut off, or not an importance matrix");
+        if (bytes > rest_.size()) refuse_file(path_, "is cut off, or not an importance matrix");
         const auto taken = rest_.first(bytes);
         rest_ = rest_.subspan(bytes);
         return taken;
@@ -89,6 +85,10 @@ class DatReader {
 };
 
 }  // namespace
+
+void refuse_file(const std::filesystem::path &path, const std::string &what) {
+    throw QuantizeError(gguf::printable(path.native(), 1024) + ": " + what);
+}
 
 Importance Importance::load(const std::filesystem::path &path) {
     const gguf::Mapping mapping(path);
@@ -116,11 +116,12 @@ Importance Importance::load(const std::filesystem::path &path) {
             if (!reader.at_end()) result.dataset_ = reader.text();
         }
     }
-    if (result.entries_.empty()) fail(path, "holds no importance matrix");
+    if (result.entries_.empty()) refuse_file(path, "holds no importance matrix");
     for (const auto &[name, values] : result.entries_)
         for (const float value : values)
             if (!std::isfinite(value) || value < 0)
-                fail(path, "tensor " + gguf::quoted(name) + " has values that are negative or not numbers");
+                refuse_file(path,
+                            "tensor " + gguf::quoted(name) + " has values that are negative or not numbers");
     return result;
 }
 

@@ -12,6 +12,9 @@
 
 namespace runnel::quantize {
 
+// Throws QuantizeError with the file's name and what is wrong with it.
+[[noreturn]] void refuse_file(const std::filesystem::path &path, const std::string &what);
+
 class Importance {
   public:
     // Throws QuantizeError naming the file and what is wrong with it, gguf::FileError if it cannot be opened.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/quantize/importance.h"
 #include "engine/quantize/mix.h"
 #include "gguf/file.h"
 #include "gguf/printable.h"
@@ -13,10 +14,6 @@ namespace runnel::quantize {
 namespace {
 
 constexpr std::string_view kSums = ".in_sum2", kCounts = ".counts";
-
-[[noreturn]] void fail(const std::filesystem::path &path, const std::string &what) {
-    throw QuantizeError(gguf::printable(path.native(), 1024) + ": " + what);
-}
 
 double value_at(const gguf::Tensor &tensor, size_t i) {
     float value;
@@ -97,22 +94,23 @@ ImportanceSums ImportanceSums::load(const std::filesystem::path &path) {
         const gguf::Tensor *counts = file.find_tensor(name + std::string(kCounts));
         if (!counts || sums.type != gguf::Type::F32 || counts->type != gguf::Type::F32 ||
             sums.elements() % counts->elements() != 0)
-            fail(path, "tensor " + gguf::quoted(name) + " is not in the form of an importance matrix");
+            refuse_file(path, "tensor " + gguf::quoted(name) + " is not in the form of an importance matrix");
         Entry &entry = result.entries[name];
         entry.columns = sums.elements() / counts->elements();
         for (size_t i = 0; i < static_cast<size_t>(sums.elements()); ++i) {
             entry.sums.push_back(value_at(sums, i));
             if (!(std::isfinite(entry.sums.back()) && entry.sums.back() >= 0))
-                fail(path, "tensor " + gguf::quoted(name) + " has sums that are negative or not numbers");
+                refuse_file(path,
+                            "tensor " + gguf::quoted(name) + " has sums that are negative or not numbers");
         }
         for (size_t i = 0; i < static_cast<size_t>(counts->elements()); ++i) {
             const double count = value_at(*counts, i);
             if (!(count >= 0 && count < 0x1p53))
-                fail(path, "tensor " + gguf::quoted(name) + " has invalid counts");
+                refuse_file(path, "tensor " + gguf::quoted(name) + " has invalid counts");
             entry.counts.push_back(static_cast<int64_t>(count));
         }
     }
-    if (result.entries.empty()) fail(path, "holds no importance matrix");
+    if (result.entries.empty()) refuse_file(path, "holds no importance matrix");
     result.chunks = number(file, "imatrix.chunk_count");
     result.chunk_size = number(file, "imatrix.chunk_size");
     if (const gguf::Value *datasets = file.find("imatrix.datasets"))
@@ -131,7 +129,8 @@ void ImportanceSums::save(const std::filesystem::path &path, bool overwrite) con
         if (!was_met(entry)) continue;
         for (const double sum : entry.sums)
             if (!std::isfinite(static_cast<float>(sum)))
-                fail(path, "the input activations of " + gguf::printable(name, 200) + " are not finite");
+                refuse_file(path,
+                            "the input activations of " + gguf::printable(name, 200) + " are not finite");
         const auto matrices = static_cast<int64_t>(entry.counts.size());
         writer.add_tensor(name + std::string(kSums), gguf::Type::F32, {entry.columns, matrices});
         writer.add_tensor(name + std::string(kCounts), gguf::Type::F32, {1, matrices});

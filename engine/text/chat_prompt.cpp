@@ -11,7 +11,7 @@
 namespace runnel::text {
 namespace {
 
-constexpr std::string_view kKey = "tokenizer.chat_template";
+constexpr std::string_view kTemplateKey = "tokenizer.chat_template";
 
 std::string text_of(const std::vector<Segment> &segments) {
     std::string text;
@@ -66,12 +66,12 @@ TemplateTokens TemplateTokens::of(const Tokenizer &tokenizer) {
 std::vector<NamedTemplate> chat_templates(const gguf::File &file) {
     std::vector<NamedTemplate> templates;
     for (const auto &[key, value] : file.metadata()) {
-        const auto source = key.starts_with(kKey) ? value.as_string() : std::nullopt;
+        const auto source = key.starts_with(kTemplateKey) ? value.as_string() : std::nullopt;
         if (!source || source->empty()) continue;
-        if (key == kKey)
+        if (key == kTemplateKey)
             templates.insert(templates.begin(), {"default", *source});
-        else if (key[kKey.size()] == '.')
-            templates.push_back({std::string(key.substr(kKey.size() + 1)), *source});
+        else if (key[kTemplateKey.size()] == '.')
+            templates.push_back({std::string(key.substr(kTemplateKey.size() + 1)), *source});
     }
     return templates;
 }

@@ -21,7 +21,7 @@ constexpr size_t kMostCalls = 25;  // in a turn
 // but never less than kLeastResult.
 constexpr size_t kMostResult = size_t{64} << 10, kLeastResult = 1024, kBytesOfToken = 2;
 constexpr size_t kMostNoted = 1000;  // bytes of the arguments in a note
-constexpr size_t kColumns = 100;
+constexpr size_t kResultColumns = 100;
 
 std::string noted(const std::string &arguments) {
     const bool is_whole = arguments.size() <= kMostNoted;
@@ -84,7 +84,7 @@ std::optional<std::string> Chat::result_of(const std::string &name, const std::s
     const mcp::CallResult result = servers_->call(*tool, object, stop);
     if (result.kind == mcp::CallResult::Kind::Stopped) return std::nullopt;
     const bool failed = result.kind == mcp::CallResult::Kind::Failed;
-    say((failed ? "  failed:\n" : "") + mcp::shortened(result.text, kColumns));
+    say((failed ? "  failed:\n" : "") + mcp::shortened(result.text, kResultColumns));
     const size_t context = static_cast<size_t>(engine_.executor().context());
     const size_t most = std::min(kMostResult, std::max(kLeastResult, kBytesOfToken * context / 2));
     return mcp::bounded((failed ? "error: " : "") + result.text, most);
@@ -158,7 +158,7 @@ void Chat::close_calls() {
 
 void Chat::mcp(const std::string &name) {
     if (!servers_) throw InputError("/mcp needs a chat that was started with --mcp FILE");
-    if (name.empty()) return io_.err.try_write(servers_->overview(kColumns));
+    if (name.empty()) return io_.err.try_write(servers_->overview(kResultColumns));
     const auto log = servers_->log(name);
     if (!log) throw InputError("there is no MCP server " + gguf::quoted(name));
     io_.err.try_write(text::printable_for_terminal(mcp::plain_text(*log)));

@@ -23,7 +23,7 @@ using kernels::cpu::VectorKernels;
 using Verdict = Finding::Verdict;
 
 constexpr int64_t kRows = 37;
-constexpr int32_t kTokens = 5;
+constexpr int32_t kSpeedTokens = 5;
 constexpr double kTolerance = 4e-2;  // activations have 8 bits
 
 struct Free {
@@ -47,21 +47,21 @@ std::vector<float> random_values(int64_t count) {
 std::vector<float> multiply(const LinearKernels &kernels, const kernels::Weight &w, int64_t rows,
                             const std::vector<float> &x) {
     const auto format = kernels::cpu::act_format(w.type);
-    const Buffer packed = aligned(kernels::cpu::packed_bytes(format, w.cols, kTokens)),
+    const Buffer packed = aligned(kernels::cpu::packed_bytes(format, w.cols, kSpeedTokens)),
                  scratch = aligned(kernels.scratch_bytes(w.cols));
-    kernels.pack(format, x.data(), w.cols, w.cols, kTokens, 0, kTokens, 0, w.cols, packed.get());
-    std::vector<float> out(static_cast<size_t>(rows * kTokens));
-    kernels.multiply(w.type, w.data, w.cols, 0, rows, packed.get(), kTokens, out.data(), rows, scratch.get(),
-                     nullptr);
+    kernels.pack(format, x.data(), w.cols, w.cols, kSpeedTokens, 0, kSpeedTokens, 0, w.cols, packed.get());
+    std::vector<float> out(static_cast<size_t>(rows * kSpeedTokens));
+    kernels.multiply(w.type, w.data, w.cols, 0, rows, packed.get(), kSpeedTokens, out.data(), rows,
+                     scratch.get(), nullptr);
     return out;
 }
 
 std::vector<float> in_double(const kernels::Weight &w, int64_t rows, const std::vector<float> &x) {
-    std::vector<float> out(static_cast<size_t>(rows * kTokens)), row(static_cast<size_t>(w.cols));
+    std::vector<float> out(static_cast<size_t>(rows * kSpeedTokens)), row(static_cast<size_t>(w.cols));
     for (int64_t r = 0; r < rows; ++r) {
         gguf::dequantize_row(w.type, w.data + static_cast<size_t>(r) * gguf::row_bytes(w.type, w.cols),
                              row.data(), w.cols);
-        for (int64_t t = 0; t < kTokens; ++t) {
+        for (int64_t t = 0; t < kSpeedTokens; ++t) {
             double sum = 0;
             for (int64_t k = 0; k < w.cols; ++k)
                 sum += double{row[static_cast<size_t>(k)]} * double{x[static_cast<size_t>(t * w.cols + k)]};
@@ -77,7 +77,7 @@ bool same_bits(const std::vector<float> &a, const std::vector<float> &b) {
 
 Finding check_format(const kernels::Weight &w, const std::vector<const LinearKernels *> &kernels) {
     const int64_t rows = std::min(kRows, w.rows);
-    const std::vector<float> x = random_values(kTokens * w.cols);
+    const std::vector<float> x = random_values(kSpeedTokens * w.cols);
     const std::vector<float> first = multiply(*kernels.front(), w, rows, x);
     const Distance d = distance(first, in_double(w, rows, x), rows);
     char error[32];

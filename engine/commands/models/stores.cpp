@@ -15,23 +15,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMostEntries = 10'000;
+constexpr size_t kMostOfFolder = 10'000;
 
-std::optional<fs::path> variable(const char *name) {
+std::optional<fs::path> path_variable(const char *name) {
     const char *value = std::getenv(name);
     return value && *value ? std::optional<fs::path>(value) : std::nullopt;
 }
 
 // Adds a folder below HOME.
 void add_home(std::vector<fs::path> &roots, const char *folder) {
-    if (const auto home = variable("HOME")) roots.push_back(*home / folder);
+    if (const auto home = path_variable("HOME")) roots.push_back(*home / folder);
 }
 
 std::vector<fs::path> folders_in(const fs::path &root) {
     std::vector<fs::path> folders;
     std::error_code error;
     size_t seen = 0;
-    for (fs::directory_iterator entry(root, error), end; !error && entry != end && seen < kMostEntries;
+    for (fs::directory_iterator entry(root, error), end; !error && entry != end && seen < kMostOfFolder;
          entry.increment(error), ++seen) {
         std::error_code ignored;
         if (entry->is_directory(ignored)) folders.push_back(entry->path());
@@ -85,7 +85,7 @@ std::vector<StoredModel> in_llama_cache(const fs::path &root) {
     std::vector<StoredModel> result = in_hub(root);
     std::error_code error;
     size_t seen = 0;
-    for (fs::directory_iterator entry(root, error), end; !error && entry != end && seen < kMostEntries;
+    for (fs::directory_iterator entry(root, error), end; !error && entry != end && seen < kMostOfFolder;
          entry.increment(error), ++seen) {
         const std::string file = entry->path().filename().string();
         const auto name = parse_file_name(file);
@@ -160,10 +160,10 @@ std::string_view store_name(Store store) {
 
 std::optional<fs::path> hub_root() {
     for (const char *name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
-        if (auto folder = variable(name)) return folder;
-    if (const auto folder = variable("HF_HOME")) return *folder / "hub";
-    if (const auto folder = variable("XDG_CACHE_HOME")) return *folder / "huggingface" / "hub";
-    if (const auto home = variable("HOME")) return *home / ".cache" / "huggingface" / "hub";
+        if (auto folder = path_variable(name)) return folder;
+    if (const auto folder = path_variable("HF_HOME")) return *folder / "hub";
+    if (const auto folder = path_variable("XDG_CACHE_HOME")) return *folder / "huggingface" / "hub";
+    if (const auto home = path_variable("HOME")) return *home / ".cache" / "huggingface" / "hub";
     return std::nullopt;
 }
 
@@ -174,9 +174,9 @@ std::vector<fs::path> store_roots(Store store) {
             if (auto root = hub_root()) roots.push_back(*root);
             break;
         case Store::LlamaCpp:
-            if (const auto folder = variable("LLAMA_CACHE"))
+            if (const auto folder = path_variable("LLAMA_CACHE"))
                 roots.push_back(*folder);
-            else if (const auto cache = variable("XDG_CACHE_HOME"))
+            else if (const auto cache = path_variable("XDG_CACHE_HOME"))
                 roots.push_back(*cache / "llama.cpp");
             else
                 add_home(roots, ".cache/llama.cpp");
@@ -186,7 +186,7 @@ std::vector<fs::path> store_roots(Store store) {
             add_home(roots, ".cache/lm-studio/models");
             break;
         case Store::Ollama:
-            if (const auto folder = variable("OLLAMA_MODELS"))
+            if (const auto folder = path_variable("OLLAMA_MODELS"))
                 roots.push_back(*folder);
             else
                 add_home(roots, ".ollama/models");

@@ -13,7 +13,7 @@ constexpr int32_t kSureMatch = 8;     // a suffix match of this length ends the 
 constexpr int32_t kLongestChange = 32;
 constexpr size_t kCompared = 256;  // last tokens that tell whether a text goes on
 constexpr size_t kJudged = 64;     // more new tokens than that are a prompt, which says nothing about answers
-constexpr double kPriorTrials = 4;
+constexpr double kLookupPrior = 4;
 
 }  // namespace
 
@@ -23,7 +23,7 @@ size_t LookupDraft::Credit::bin(int32_t matched) {
 }
 
 double LookupDraft::Credit::of(int32_t matched) const {
-    return rates_[bin(matched)].value((matched + 1) / (matched + 1 + doubt_), kPriorTrials);
+    return rates_[bin(matched)].value((matched + 1) / (matched + 1 + doubt_), kLookupPrior);
 }
 
 void LookupDraft::Credit::add(int32_t matched, bool right) {

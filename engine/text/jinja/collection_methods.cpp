@@ -101,38 +101,36 @@ Value reset_method(Runtime &, const Value &self, Arguments &arguments) {
     return Value::none();
 }
 
-struct NamedMethod {
-    std::string_view name;
-    Method method;
-};
-constexpr NamedMethod kDict[] = {{"items", view_method<Kind::Items>},
-                                 {"get", get_method},
-                                 {"keys", view_method<Kind::Keys>},
-                                 {"values", view_method<Kind::Values>},
-                                 {"copy", copy_method}};
-constexpr NamedMethod kList[] = {{"index", index_method}, {"count", count_method}, {"copy", copy_method}};
-constexpr NamedMethod kTuple[] = {{"index", index_method}, {"count", count_method}};
-constexpr NamedMethod kNumber[] = {{"is_integer", is_integer_method}, {"bit_length", bit_length_method}};
-constexpr NamedMethod kLoop[] = {{"cycle", cycle_method}, {"changed", changed_method}};
-constexpr NamedMethod kCycler[] = {{"next", next_method}, {"reset", reset_method}};
+constexpr NamedMethod kDictMethods[] = {{"items", view_method<Kind::Items>},
+                                        {"get", get_method},
+                                        {"keys", view_method<Kind::Keys>},
+                                        {"values", view_method<Kind::Values>},
+                                        {"copy", copy_method}};
+constexpr NamedMethod kListMethods[] = {
+    {"index", index_method}, {"count", count_method}, {"copy", copy_method}};
+constexpr NamedMethod kTupleMethods[] = {{"index", index_method}, {"count", count_method}};
+constexpr NamedMethod kNumberMethods[] = {{"is_integer", is_integer_method},
+                                          {"bit_length", bit_length_method}};
+constexpr NamedMethod kLoopMethods[] = {{"cycle", cycle_method}, {"changed", changed_method}};
+constexpr NamedMethod kCyclerMethods[] = {{"next", next_method}, {"reset", reset_method}};
 
 std::span<const NamedMethod> methods_of(const Value &value) {
     switch (value.type()) {
         case Type::Dict:
-            return kDict;
+            return kDictMethods;
         case Type::Sequence:
-            if (value.sequence()->kind == Kind::List) return kList;
-            if (value.sequence()->kind <= Kind::Range) return kTuple;
+            if (value.sequence()->kind == Kind::List) return kListMethods;
+            if (value.sequence()->kind <= Kind::Range) return kTupleMethods;
             return {};
         case Type::Boolean:
         case Type::Integer:
-            return std::span(kNumber).subspan(1);
+            return std::span(kNumberMethods).subspan(1);
         case Type::Float:
-            return std::span(kNumber).first(1);
+            return std::span(kNumberMethods).first(1);
         case Type::Loop:
-            return kLoop;
+            return kLoopMethods;
         case Type::Cycler:
-            return kCycler;
+            return kCyclerMethods;
         default:
             return {};
     }

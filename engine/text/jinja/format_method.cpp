@@ -30,18 +30,18 @@ int64_t take_number(std::string_view &text) {
     return value;
 }
 
-bool is_align(std::string_view text) {
+bool begins_with_align(std::string_view text) {
     return !text.empty() && std::string_view("<>^=").find(text[0]) != std::string_view::npos;
 }
 
-bool is_digit(std::string_view text) {
+bool begins_with_digit(std::string_view text) {
     return !text.empty() && text[0] >= '0' && text[0] <= '9';
 }
 
 Specification parse_specification(std::string_view text) {
     Specification spec;
     const size_t first = text.empty() ? 0 : character_offsets(text.substr(0, 4))[1];
-    if (first > 0 && is_align(text.substr(first))) {
+    if (first > 0 && begins_with_align(text.substr(first))) {
         spec.fill = text.substr(0, first);
         text.remove_prefix(first);
     }
@@ -51,17 +51,17 @@ Specification parse_specification(std::string_view text) {
         text.remove_prefix(1);
         return c;
     };
-    if (is_align(text)) spec.align = take("<>^=");
+    if (begins_with_align(text)) spec.align = take("<>^=");
     if (const char sign = take("+- ")) spec.sign = sign;
     spec.alternate = take("#") != '\0';
     if (take("0")) {
         spec.fill = spec.align ? spec.fill : "0";
         spec.align = spec.align ? spec.align : '=';
     }
-    if (is_digit(text)) spec.width = take_number(text);
+    if (begins_with_digit(text)) spec.width = take_number(text);
     spec.thousands = take(",") != '\0';
     if (take(".")) {
-        if (!is_digit(text)) fail("Format specifier missing precision");
+        if (!begins_with_digit(text)) fail("Format specifier missing precision");
         spec.precision = take_number(text);
     }
     spec.kind = text.size() == 1 ? text[0] : '\0';
@@ -132,7 +132,7 @@ class Formatter {
             if (close == name.npos) fail("Missing ']' in format string");
             const std::string_view part = name.substr(1, close - 1);
             const Value key = Value::string(std::string(part));
-            value = by_item ? item(runtime_, value, is_digit(part) ? index_of(part) : key)
+            value = by_item ? item(runtime_, value, begins_with_digit(part) ? index_of(part) : key)
                             : attribute(runtime_, value, key.string());
             require_defined(value);
             name.remove_prefix(close + (by_item ? 1 : 0));
@@ -146,7 +146,7 @@ class Formatter {
     }
 
     Value argument(std::string_view name) {
-        if (name.empty() || is_digit(name)) {
+        if (name.empty() || begins_with_digit(name)) {
             const auto index = static_cast<size_t>(name.empty() ? next_++ : take_number(name));
             if (index >= arguments_.positional.size())
                 fail("Replacement index out of range for positional args tuple");

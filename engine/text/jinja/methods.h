@@ -14,6 +14,11 @@ Method find_method(const Value &value, std::string_view name);
 // Methods that would modify a value: they exist, but templates must not call them.
 bool is_mutating(const Value &value, std::string_view name);
 
+struct NamedMethod {
+    std::string_view name;
+    Method method;
+};
+
 // The tables of find_method(), by type.
 Method find_string_method(std::string_view name);
 Method find_collection_method(const Value &value, std::string_view name);

@@ -10,7 +10,7 @@
 namespace runnel::text::jinja {
 namespace {
 
-constexpr int kMaxField = 10000;  // width or precision
+constexpr int kMaxPercentField = 10000;  // width or precision
 
 struct Field {
     bool left = false, zero = false, plus = false, blank = false, alternate = false;
@@ -64,14 +64,14 @@ class PercentFormat {
         if (peek() == '*') {
             ++at_;
             const Value &value = argument();
-            if (!is_integral(value) || as_integer(value) < 0 || as_integer(value) > kMaxField)
+            if (!is_integral(value) || as_integer(value) < 0 || as_integer(value) > kMaxPercentField)
                 fail("* requires a small integer");
             return static_cast<int>(as_integer(value));
         }
         int value = 0;
         while (peek() >= '0' && peek() <= '9') {
             value = value * 10 + (take() - '0');
-            if (value > kMaxField) fail("a field of a format is too wide");
+            if (value > kMaxPercentField) fail("a field of a format is too wide");
         }
         return value;
     }

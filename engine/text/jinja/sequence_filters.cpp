@@ -328,7 +328,7 @@ Value items_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     return Value::iterator(view.sequence()->items);
 }
 
-constexpr NamedFilter kFilters[] = {
+constexpr NamedFilter kSequenceFilters[] = {
     {"length", length_filter},
     {"count", length_filter},
     {"list", list_filter},
@@ -356,7 +356,7 @@ constexpr NamedFilter kFilters[] = {
 }  // namespace
 
 std::span<const NamedFilter> sequence_filters() {
-    return kFilters;
+    return kSequenceFilters;
 }
 
 }  // namespace runnel::text::jinja

@@ -76,7 +76,7 @@ Value index_method(Runtime &runtime, const Value &self, Arguments &arguments) {
     return at;
 }
 
-Value count_method(Runtime &runtime, const Value &self, Arguments &arguments) {
+Value count_substrings(Runtime &runtime, const Value &self, Arguments &arguments) {
     const auto bound = bind("count", arguments, {"sub", "start", "end"}, 1);
     const std::string_view wanted = string_argument(*bound[0]).view();
     const Window range = window(runtime, self.text(), bound[1], bound[2]);
@@ -371,11 +371,7 @@ Value istitle_method(Runtime &runtime, const Value &self, Arguments &arguments) 
     return Value::boolean(title(text) == text && lower(text) != text);
 }
 
-struct NamedMethod {
-    std::string_view name;
-    Method method;
-};
-constexpr NamedMethod kMethods[] = {
+constexpr NamedMethod kStringMethods[] = {
     {"strip", strip_method<Side::Both>},
     {"split", split_method<false>},
     {"lstrip", strip_method<Side::Left>},
@@ -394,7 +390,7 @@ constexpr NamedMethod kMethods[] = {
     {"rfind", find_method_of<true>},
     {"index", index_method<false>},
     {"rindex", index_method<true>},
-    {"count", count_method},
+    {"count", count_substrings},
     {"rsplit", split_method<true>},
     {"splitlines", splitlines_method},
     {"partition", partition_method<false>},
@@ -432,9 +428,9 @@ size_t line_end(std::string_view text) {
 }  // namespace
 
 Method find_string_method(std::string_view name) {
-    const auto *const found = std::find_if(std::begin(kMethods), std::end(kMethods),
+    const auto *const found = std::find_if(std::begin(kStringMethods), std::end(kStringMethods),
                                            [&](const NamedMethod &entry) { return entry.name == name; });
-    return found == std::end(kMethods) ? nullptr : found->method;
+    return found == std::end(kStringMethods) ? nullptr : found->method;
 }
 
 MarkedText strip(Runtime &runtime, const MarkedText &text, Side side, const Value *characters) {

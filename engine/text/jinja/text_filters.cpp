@@ -262,7 +262,7 @@ Value xmlattr_filter(Runtime &runtime, const Value &input, Arguments &arguments)
     return runtime.string(std::move(result));
 }
 
-constexpr NamedFilter kFilters[] = {
+constexpr NamedFilter kTextFilters[] = {
     {"trim", trim_filter},
     {"upper", upper_filter},
     {"lower", lower_filter},
@@ -287,7 +287,7 @@ constexpr NamedFilter kFilters[] = {
 }  // namespace
 
 std::span<const NamedFilter> text_filters() {
-    return kFilters;
+    return kTextFilters;
 }
 
 }  // namespace runnel::text::jinja

@@ -195,7 +195,7 @@ Value filesizeformat_filter(Runtime &runtime, const Value &input, Arguments &arg
     return Value::string(std::string(text));
 }
 
-constexpr NamedFilter kFilters[] = {
+constexpr NamedFilter kValueFilters[] = {
     {"tojson", tojson_filter}, {"default", default_filter}, {"d", default_filter},
     {"int", int_filter},       {"float", float_filter},     {"round", round_filter},
     {"abs", abs_filter},       {"attr", attr_filter},       {"filesizeformat", filesizeformat_filter},
@@ -204,7 +204,7 @@ constexpr NamedFilter kFilters[] = {
 }  // namespace
 
 std::span<const NamedFilter> value_filters() {
-    return kFilters;
+    return kValueFilters;
 }
 
 FilterFunction find_filter(std::string_view name) {
