@@ -40,7 +40,8 @@ Mapping::Mapping(const std::filesystem::path &path) {
     struct stat status = {};
     if (fstat(file.fd, &status) != 0) fail(path, "cannot read: " + reason(), true);
     if (S_ISDIR(status.st_mode)) fail(path, "is a directory, not a GGUF file", true);
-    if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file; a model must be a file on disk", true);
+    if (!S_ISREG(status.st_mode))
+        fail(path, "is not a regular file, so it cannot be mapped into memory", true);
     if (status.st_size == 0) return;
     const auto size = static_cast<size_t>(status.st_size);
     void *memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);

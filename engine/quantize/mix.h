@@ -50,11 +50,11 @@ struct ModelShape {
 };
 
 struct MixOptions {
-    bool pure = false;                                              // the base type everywhere
-    bool has_importance = false;                                    // of the columns: an importance matrix, or AWQ's
-    bool leave_output = false;                                      // output.weight stays as it is
-    std::optional<gguf::Type> output = {};                          // of output.weight
-    std::optional<gguf::Type> embedding = {};                       // of token_embd.weight
+    bool pure = false;                         // the base type everywhere
+    bool has_importance = false;               // of the columns: an importance matrix, or AWQ's
+    bool leave_output = false;                 // output.weight stays as it is
+    std::optional<gguf::Type> output = {};     // of output.weight
+    std::optional<gguf::Type> embedding = {};  // of token_embd.weight
     std::vector<std::pair<std::regex, gguf::Type>> overrides = {};  // the first match wins
 };
 

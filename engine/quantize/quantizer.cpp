@@ -53,7 +53,8 @@ void check_importance(const gguf::Tensor &tensor, Type type, const Mix &mix, con
     const bool is_table = tensor.name == "output.weight" || tensor.name == "token_embd.weight";
     const bool needed = gguf::standard_needs_importance(type) || (needs_importance(type, mix) && !is_table);
     if (!needed || !importance.empty()) return;
-    const char *const reason = request.method == Method::Awq ? ", which needs importance, and the text has none for it"
+    const char *const reason = request.method == Method::Awq
+                                   ? ", which needs importance, and the text has none for it"
                                : request.importance ? ", and the importance matrix has no entry for it"
                                                     : ", which needs an importance matrix: --imatrix FILE";
     throw QuantizeError(called(tensor) + " would become " + name_of(type) + reason);

@@ -54,7 +54,8 @@ Command quantize_command() {
     table.in_group(Group::Output);
     table
         .text("--imatrix", o->importance,
-              "importance of the columns; IQ1 and IQ2 types, IQ3_XXS and Q2_K_S need it, except with --method awq")
+              "importance of the columns; IQ1 and IQ2 types, IQ3_XXS and Q2_K_S need it, except with "
+              "--method awq")
         .takes("FILE");
     table
         .list("--tensor-type", o->tensor_types,

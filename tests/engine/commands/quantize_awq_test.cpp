@@ -200,18 +200,20 @@ TEST_CASE("quantize: awq, absmax and imatrix refuse what they cannot do with one
 TEST_CASE("quantize: awq measures the importance that small types need") {
     if (absent()) return;
     const Files files(dense());
-    const Result r = runnel_with({"quantize", files.in, files.out, "IQ2_XXS", "--method", "awq", "-f", files.text});
+    const Result r =
+        runnel_with({"quantize", files.in, files.out, "IQ2_XXS", "--method", "awq", "-f", files.text});
     CAPTURE(r.err);
     CHECK(r.code == 0);
     const gguf::File made = gguf::File::open(files.out);
     CHECK(made.find_tensor("blk.0.attn_q.weight")->type == gguf::Type::IQ2_XXS);
     // The text runs through the matrices only: a table of tokens that is nothing else has no importance.
     fs::remove(files.out);
-    const Result table = runnel_with({"quantize", files.in, files.out, "Q4_K", "--method", "awq", "-f", files.text,
-                                      "--token-embedding-type", "IQ2_XXS"});
+    const Result table = runnel_with({"quantize", files.in, files.out, "Q4_K", "--method", "awq", "-f",
+                                      files.text, "--token-embedding-type", "IQ2_XXS"});
     CAPTURE(table.err);
     CHECK(table.code == 5);
-    CHECK(table.err.find("token_embd.weight would become iq2_xxs, which needs importance, and the text has none") !=
+    CHECK(table.err.find(
+              "token_embd.weight would become iq2_xxs, which needs importance, and the text has none") !=
           table.err.npos);
     CHECK_FALSE(fs::exists(files.out));
 }
