@@ -180,8 +180,8 @@ $(BUILD)/fault.so: tests/fault/fault.c Makefile
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUILD)/fault.so
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
-# The thread pool's test cases alone, linked with the demo's objects, for ThreadSanitizer.
-$(BUILD)/pool-tests: $(BUILD)/obj/tests/main.o $(BUILD)/obj/tests/kernels/cpu/pool_test.o $(BUILD)/obj/tests/support/mcp_server.o \
+# The test cases of the thread pool and of communicators alone, linked with the demo's objects, for ThreadSanitizer.
+$(BUILD)/thread-tests: $(addprefix $(BUILD)/obj/tests/,main.o kernels/cpu/pool_test.o kernels/communicator_test.o support/mcp_server.o) \
   $(filter-out %/main.o,$(demo_objects))
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
@@ -283,15 +283,15 @@ asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
-# The program, which the test cases start, and the thread pool's tests are built with the sanitizer; a race ends them with
-# code 66, which no case accepts. They are built as the demo is, in half the time, so that CI also checks that each folder
+# The program, which the test cases start, and the tests of threads are built with the sanitizer; a race ends them with code
+# 66, which no case accepts. They are built as the demo is, in half the time, so that CI also checks that each folder
 # compiles as one unit. tsan-sample (CI): runs, batches and chats of every kind, once each.
 tsan_sample := batch: bytes do not depend on *,batch: every row gets *,batch: an answer comes before *,batch: Ctrl-C*
 tsan_sample := $(tsan_sample),chat: messages that were undone *,chat: Ctrl-C*,chat: at a terminal*,run: --samples*,run: stop strings*
 tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: a full disk*
 tsan tsan-sample: $(BUILD)/tests
-	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel-cpu build-tsan/pool-tests
-	TSAN_OPTIONS=exitcode=66 build-tsan/pool-tests
+	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel-cpu build-tsan/thread-tests
+	TSAN_OPTIONS=exitcode=66 build-tsan/thread-tests
 	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel-cpu $(BUILD)/tests \
 	  -tc='$(if $(filter tsan,$@),run*$(comma)batch*$(comma)chat*$(comma)perplexity*$(comma)*samples*$(comma)speculation*,$(tsan_sample))'
 
