@@ -29,7 +29,7 @@ size_t usable_blocks(std::span<const BlockId> found, const BlockTable &sequence,
 
 }  // namespace
 
-SequenceCache::Checkpoint SequenceCache::checkpoint(int32_t length) const {
+Checkpoint SequenceCache::checkpoint(int32_t length) const {
     size_t blocks = std::min(keys_.size(), static_cast<size_t>(length / kBlockTokens));
     if (!has_states()) return {static_cast<int32_t>(blocks) * kBlockTokens, kNoState};
     for (; blocks > 0; --blocks) {
@@ -237,7 +237,8 @@ void PagedCache::settle_states(SequenceCache &sequence, int32_t length) {
     for (const SequenceStates::Held &held : sequence.states_.held()) {
         if (!held.checkpoint || held.position > length || states_->pool().kept(held.slot)) continue;
         const auto block = static_cast<size_t>(held.position / kBlockTokens) - 1;
-        states_->keep(sequence.keys_[block], block_of(sequence.tokens_, block), held.position, held.slot);
+        states_->keep(sequence.keys_[block], block_of(sequence.tokens_, block), {held.position, held.slot},
+                      sequence.checkpoint(held.position - 1));
     }
     sequence.states_.forget_before(length);
 }

@@ -49,11 +49,7 @@ class SequenceCache {
     // State slots needed to compute more of the sequence.
     int32_t states_to_hold() const { return !has_states() ? 0 : states_.held().empty() ? 2 : 1; }
     // The last position within the first `length` cells before which all blocks are published and, with
-    // recurrent layers, a checkpoint is kept (in `slot`). {0, kNoState} if there is none.
-    struct Checkpoint {
-        int32_t position;
-        StateId slot;
-    };
+    // recurrent layers, a checkpoint is kept. {0, kNoState} if there is none.
     Checkpoint checkpoint(int32_t length) const;
 
   private:

@@ -1,57 +1,58 @@
 #include "engine/cache/state_store.h"
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
 #include <utility>
 
 namespace runnel::cache {
-namespace {
-
-// The largest power of two that divides a position, in intervals; 1 for a position between intervals.
-double spacing(int32_t position) {
-    if (position % kStateInterval != 0) return 1;
-    const auto interval = static_cast<uint32_t>(position / kStateInterval);
-    return static_cast<double>(uint32_t{1} << std::countr_zero(interval));
-}
-
-}  // namespace
 
 StateId StateStore::find(BlockKey key, std::span<const int32_t> tokens) const {
     const auto found = entries_.find(key);
     if (found == entries_.end()) return kNoState;
     const Entry &entry = found->second;
-    return std::equal(tokens.begin(), tokens.end(), entry.tokens.begin(), entry.tokens.end()) ? entry.slot
-                                                                                              : kNoState;
+    return std::equal(tokens.begin(), tokens.end(), entry.tokens.begin(), entry.tokens.end())
+               ? entry.checkpoint.slot
+               : kNoState;
 }
 
 void StateStore::touch(BlockKey key) {
     if (const auto found = entries_.find(key); found != entries_.end()) found->second.used = ++clock_;
 }
 
-void StateStore::keep(BlockKey key, std::span<const int32_t> tokens, int32_t position, StateId slot) {
+void StateStore::keep(BlockKey key, std::span<const int32_t> tokens, Checkpoint checkpoint,
+                      Checkpoint before) {
     assert(tokens.size() == static_cast<size_t>(kBlockTokens));
+    assert(before.position < checkpoint.position);
     if (entries_.contains(key)) return touch(key);
-    Entry entry{{}, position, slot, ++clock_};
+    Entry entry{{}, checkpoint, before, ++clock_};
     std::copy(tokens.begin(), tokens.end(), entry.tokens.begin());
     entries_.emplace(key, entry);
-    pool_.keep(slot);
+    pool_.keep(checkpoint.slot);
+}
+
+double StateStore::eviction_score(const Entry &entry) const {
+    constexpr double kBeginning = 16.0 * kStateInterval;  // tokens; up to there, age counts in proportion
+    const double age = static_cast<double>(clock_ - entry.used) *
+                       std::min(1.0, static_cast<double>(entry.checkpoint.position) / kBeginning);
+    return age / static_cast<double>(entry.checkpoint.position - entry.before.position);
 }
 
 bool StateStore::evict() {
     auto worst = entries_.end();
     double largest = -1;
     for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-        if (pool_.references(entry->second.slot) > 0) continue;
-        const double score =
-            static_cast<double>(clock_ - entry->second.used) / spacing(entry->second.position);
-        if (score <= largest) continue;
+        if (pool_.references(entry->second.checkpoint.slot) > 0) continue;
+        const double score = eviction_score(entry->second);
+        if (score < largest || (score == largest && entry->second.used > worst->second.used)) continue;
         largest = score;
         worst = entry;
     }
     if (worst == entries_.end()) return false;
-    pool_.unkeep(worst->second.slot);
+    const Entry evicted = worst->second;
     entries_.erase(worst);
+    for (auto &[key, entry] : entries_)
+        if (entry.before.slot == evicted.checkpoint.slot) entry.before = evicted.before;
+    pool_.unkeep(evicted.checkpoint.slot);
     return true;
 }
 

@@ -4,8 +4,10 @@
 // Unlike K and V, a state cannot be truncated: to go back to a position, the state there must have been kept,
 // or is computed again from an earlier one. Kept states (checkpoints) are at block boundaries and are found
 // by the keys of blocks (prefix_index.h), so undo, edits, other sequences with the same text and preempted
-// sequences all continue from the nearest one. When slots run out, the checkpoint with the largest age /
-// spacing is evicted, so the checkpoints of a text get sparser with the distance from its end.
+// sequences all continue from the nearest one. When slots run out, a checkpoint is evicted that was not used for
+// long and that saves few tokens: the one with the largest age / (tokens since the checkpoint before it). So
+// the checkpoints of a text get sparser with the distance from its end. The first ones age more slowly, because a
+// changed system prompt or first message, or another conversation that begins alike, continues from there.
 #pragma once
 
 #include <array>
@@ -29,6 +31,12 @@ inline constexpr int32_t kStateInterval = 256;
 // one is rejected, the further ones are computed again.
 inline constexpr int32_t kGuessStates = 8;
 
+// A position of a text, and the slot that keeps the state there.
+struct Checkpoint {
+    int32_t position = 0;  // tokens of the text before it
+    StateId slot = kNoState;
+};
+
 class StateStore {
   public:
     // reserved: slots that only the last state of a step may take.
@@ -41,7 +49,8 @@ class StateStore {
     StateId find(BlockKey key, std::span<const int32_t> tokens) const;
     void touch(BlockKey key);  // marks it as just used, if it exists
     // Keeps a slot as the checkpoint of that key, unless one exists. Precondition: it is held and not kept.
-    void keep(BlockKey key, std::span<const int32_t> tokens, int32_t position, StateId slot);
+    // `before`: the checkpoint before it in the same text, if any.
+    void keep(BlockKey key, std::span<const int32_t> tokens, Checkpoint checkpoint, Checkpoint before);
 
     // Takes a slot, evicting a checkpoint if necessary; kNoState if all are held. With `spare`, only while
     // more than the reserved slots are available.
@@ -51,10 +60,11 @@ class StateStore {
   private:
     struct Entry {
         std::array<int32_t, kBlockTokens> tokens;
-        int32_t position;
-        StateId slot;
-        int64_t used;  // value of clock_ at the last use
+        Checkpoint checkpoint;
+        Checkpoint before;  // the one from which this state would be computed again
+        int64_t used;       // value of clock_ at the last use
     };
+    double eviction_score(const Entry &entry) const;
     struct Hash {
         size_t operator()(const BlockKey &key) const { return static_cast<size_t>(key.low); }
     };

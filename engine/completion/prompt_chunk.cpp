@@ -191,7 +191,7 @@ PromptChunk::Read PromptChunk::read(const Part &part, std::span<std::byte> bytes
 
 kernels::StateId state_after(const decode::SequenceCache &sequence, size_t blocks) {
     const auto length = static_cast<int32_t>(blocks) * kBlockTokens;
-    const decode::SequenceCache::Checkpoint found = sequence.checkpoint(length);
+    const cache::Checkpoint found = sequence.checkpoint(length);
     return found.position == length ? found.slot : kernels::kNoState;
 }
 

@@ -177,7 +177,7 @@ gguf::OutputOptions prompt_file_output(bool overwrite) {
 void save_prompt_file(const std::filesystem::path &path, base::Checksum::Value identity, Executor &executor,
                       const SequenceCache &sequence, size_t tokens, bool overwrite) {
     const auto most = static_cast<int32_t>(std::min(tokens, static_cast<size_t>(sequence.length())));
-    const SequenceCache::Checkpoint end = sequence.checkpoint(most);
+    const cache::Checkpoint end = sequence.checkpoint(most);
     const size_t blocks = static_cast<size_t>(end.position) / size_t{kBlockTokens};
     const auto groups = static_cast<uint32_t>(executor.cache().groups());
     Header header{{}, kVersion, groups, identity, blocks * size_t{kBlockTokens}};
