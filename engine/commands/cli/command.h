@@ -66,6 +66,7 @@ Command grammar_command();
 Command devices_command();
 Command doctor_command();
 Command quantize_command();
+Command convert_command();
 Command split_command();
 Command merge_command();
 Command imatrix_command();

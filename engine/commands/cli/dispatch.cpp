@@ -33,6 +33,7 @@ constexpr CommandEntry kCommands[] = {
     {"devices", devices_command},
     {"doctor", doctor_command},
     {"quantize", quantize_command},
+    {"convert", convert_command},
     {"split", split_command},
     {"merge", merge_command},
     {"imatrix", imatrix_command},

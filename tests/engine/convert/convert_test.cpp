@@ -1,0 +1,368 @@
+// Conversions of small folders: every number of the output is known from the numbers of the folder. The whole models are
+// compared with Hugging Face's transformers by scripts/check-convert.
+#include "engine/convert/convert.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "gguf/file.h"
+#include "gguf/half.h"
+#include "gguf/quantize.h"
+#include "tests/support/hub_folder.h"
+
+using namespace runnel;
+using namespace runnel::convert;
+using namespace runnel::testing;
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr int64_t kVocab = 260, kWidth = 8, kHeads = 2, kHeadDim = 4, kForward = 12;
+
+struct Folder {
+    TemporaryDirectory directory;
+    Json config, tokenizer = bare_tokenizer();
+    SafetensorsBytes weights;
+    mutable int files = 0;  // made so far: a file that is read is never replaced
+
+    void write() const {
+        write_text(directory / "config.json", config.dump());
+        write_text(directory / "tokenizer.json", tokenizer.dump());
+        write_text(directory / "tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+        write_text(directory / "model.safetensors", weights.bytes());
+    }
+    gguf::File convert(Matrices matrices = Matrices::AsStored) const {
+        write();
+        const Safetensors source = Safetensors::open(directory.path());
+        Plan plan = plan_conversion(directory.path(), source, matrices);
+        const auto path = directory / ("out" + std::to_string(++files) + ".gguf");
+        CHECK(plan.write(path, {}, [](uint64_t) { return true; }));
+        return gguf::File::open(path);
+    }
+    std::string error() const {
+        try {
+            convert();
+        } catch (const gguf::FileError &error) {
+            return error.what();
+        }
+        return "";
+    }
+};
+
+Json sizes(const char *name) {
+    return {{"architectures", {name}},       {"num_hidden_layers", 1},        {"hidden_size", kWidth},
+            {"num_attention_heads", kHeads}, {"num_key_value_heads", 1},      {"head_dim", kHeadDim},
+            {"intermediate_size", kForward}, {"max_position_embeddings", 64}, {"rms_norm_eps", 1e-5},
+            {"hidden_act", "silu"},          {"rope_theta", 10000.0}};
+}
+
+void add_plain(Folder &folder) {
+    SafetensorsBytes &w = folder.weights;
+    const std::string layer = "model.layers.0.";
+    w.add("model.embed_tokens.weight", {kVocab, kWidth}, counted(kVocab * kWidth, 0));
+    w.add("model.norm.weight", {kWidth}, counted(kWidth, 2));
+    w.add("lm_head.weight", {kVocab, kWidth}, counted(kVocab * kWidth, 1));
+    w.add(layer + "input_layernorm.weight", {kWidth}, counted(kWidth, 3));
+    w.add(layer + "post_attention_layernorm.weight", {kWidth}, counted(kWidth, 4));
+    w.add(layer + "self_attn.q_proj.weight", {kHeads * kHeadDim, kWidth},
+          counted(kHeads * kHeadDim * kWidth, 5));
+    w.add(layer + "self_attn.k_proj.weight", {kHeadDim, kWidth}, counted(kHeadDim * kWidth, 6));
+    w.add(layer + "self_attn.v_proj.weight", {kHeadDim, kWidth}, counted(kHeadDim * kWidth, 7));
+    w.add(layer + "self_attn.o_proj.weight", {kWidth, kHeads * kHeadDim},
+          counted(kHeads * kHeadDim * kWidth, 8));
+    w.add(layer + "mlp.gate_proj.weight", {kForward, kWidth}, counted(kForward * kWidth, 9));
+    w.add(layer + "mlp.up_proj.weight", {kForward, kWidth}, counted(kForward * kWidth, 10));
+    w.add(layer + "mlp.down_proj.weight", {kWidth, kForward}, counted(kForward * kWidth, 11));
+}
+
+std::vector<float> values(const gguf::File &file, const std::string &name) {
+    const gguf::Tensor *const tensor = file.find_tensor(name);
+    REQUIRE_MESSAGE(tensor != nullptr, name);
+    std::vector<float> all(static_cast<size_t>(tensor->elements()));
+    gguf::dequantize_row(tensor->type, tensor->data, all.data(), tensor->elements());
+    return all;
+}
+
+TEST_CASE("convert: llama, with query and key rows from halves to pairs") {
+    Folder folder;
+    folder.config = sizes("LlamaForCausalLM");
+    add_plain(folder);
+    const gguf::File file = folder.convert();
+    CHECK(file.tensors().size() == 12);
+    CHECK(values(file, "token_embd.weight") == counted(kVocab * kWidth, 0));
+    CHECK(values(file, "output.weight") == counted(kVocab * kWidth, 1));
+    CHECK(values(file, "blk.0.attn_v.weight") == counted(kHeadDim * kWidth, 7));
+    CHECK(values(file, "blk.0.ffn_down.weight") == counted(kForward * kWidth, 11));
+    CHECK(file.find_tensor("blk.0.ffn_down.weight")->shape[0] == kForward);
+    // Rows 0, 1, 2, 3 of a head were the first and the second half of two pairs: 0 and 2, 1 and 3.
+    const std::vector<float> q = values(file, "blk.0.attn_q.weight"),
+                             in = counted(kHeads * kHeadDim * kWidth, 5);
+    const int from[] = {0, 2, 1, 3, 4, 6, 5, 7};
+    for (size_t row = 0; row < 8; ++row)
+        for (size_t column = 0; column < 8; ++column)
+            CHECK(q[row * 8 + column] == in[static_cast<size_t>(from[row]) * 8 + column]);
+    CHECK(file.find("llama.attention.head_count_kv")->as_int() == 1);
+    CHECK(file.find("llama.rope.freq_base")->as_float() == 10000);
+    CHECK(file.find("general.file_type")->as_int() == 0);
+}
+
+TEST_CASE("convert: tied, and equal tables are stored once; the types of matrices") {
+    Folder folder;
+    folder.config = sizes("Qwen2ForCausalLM");
+    add_plain(folder);
+    Folder tied;
+    tied.config = folder.config;
+    add_plain(tied);
+    // The same numbers in both tables.
+    std::memcpy(tied.weights.data.data() + kVocab * kWidth * 4 + kWidth * 4, tied.weights.data.data(),
+                kVocab * kWidth * 4);
+    CHECK(tied.convert().find_tensor("output.weight") == nullptr);
+    CHECK(folder.convert().find_tensor("output.weight") != nullptr);
+    const gguf::File half = folder.convert(Matrices::F16), brain = folder.convert(Matrices::BF16);
+    CHECK(half.find_tensor("blk.0.ffn_up.weight")->type == gguf::Type::F16);
+    CHECK(half.find_tensor("blk.0.ffn_norm.weight")->type == gguf::Type::F32);
+    CHECK(brain.find_tensor("blk.0.ffn_up.weight")->type == gguf::Type::BF16);
+    const std::vector<float> exact = counted(kForward * kWidth, 10),
+                             rounded = values(brain, "blk.0.ffn_up.weight");
+    for (size_t i = 0; i < exact.size(); ++i)
+        CHECK(rounded[i] == gguf::bf16_to_f32(gguf::f32_to_bf16(exact[i])));
+}
+
+TEST_CASE("convert: the divisors of Llama 3.1's RoPE") {
+    Folder folder;
+    folder.config = sizes("LlamaForCausalLM");
+    folder.config["rope_scaling"] = {{"rope_type", "llama3"},
+                                     {"factor", 8.0},
+                                     {"low_freq_factor", 1.0},
+                                     {"high_freq_factor", 4.0},
+                                     {"original_max_position_embeddings", 32}};
+    add_plain(folder);
+    // Wavelengths 2 pi and 200 pi; 32 / 4 and 32 / 1 are the borders.
+    CHECK(values(folder.convert(), "rope_freqs.weight") == std::vector<float>{1, 8});
+    folder.config["rope_scaling"]["original_max_position_embeddings"] = 16;
+    const double smooth = (16 / (2 * 3.14159265358979) - 1) / 3;
+    CHECK(values(folder.convert(), "rope_freqs.weight")[0] ==
+          doctest::Approx(1 / ((1 - smooth) / 8 + smooth)).epsilon(1e-6));
+    folder.config["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
+    CHECK(folder.error().find("'dynamic' is a scaling of RoPE that cannot be converted") !=
+          std::string::npos);
+}
+
+TEST_CASE("convert: experts are stacked, separate or fused") {
+    for (const bool fused : {false, true}) {
+        CAPTURE(fused);
+        Folder folder;
+        folder.config = sizes("Qwen3MoeForCausalLM");
+        folder.config.update({{"num_experts", 3},
+                              {"num_experts_per_tok", 2},
+                              {"moe_intermediate_size", 2},
+                              {"norm_topk_prob", true}});
+        add_plain(folder);
+        Folder moe;
+        moe.config = folder.config;
+        SafetensorsBytes &w = moe.weights;
+        for (const auto &[name, entry] : folder.weights.header.items())
+            if (name.find(".mlp.") == std::string::npos)
+                w.add(name, "F32", entry["shape"],
+                      folder.weights.data.substr(
+                          entry["data_offsets"][0],
+                          entry["data_offsets"][1].get<size_t>() - entry["data_offsets"][0].get<size_t>()));
+        const std::string mlp = "model.layers.0.mlp.";
+        w.add("model.layers.0.self_attn.q_norm.weight", {kHeadDim}, counted(kHeadDim, 1));
+        w.add("model.layers.0.self_attn.k_norm.weight", {kHeadDim}, counted(kHeadDim, 1));
+        w.add(mlp + "gate.weight", {3, kWidth}, counted(3 * kWidth, 0));
+        const auto gate = [](int e) { return counted(2 * kWidth, 100.0f + 10.0f * static_cast<float>(e)); };
+        const auto up = [](int e) { return counted(2 * kWidth, 200.0f + 10.0f * static_cast<float>(e)); };
+        std::vector<float> both, gates, ups;
+        for (int e = 0; e < 3; ++e) {
+            const std::vector<float> g = gate(e), u = up(e);
+            both.insert(both.end(), g.begin(), g.end()), both.insert(both.end(), u.begin(), u.end());
+            gates.insert(gates.end(), g.begin(), g.end()), ups.insert(ups.end(), u.begin(), u.end());
+            if (fused) continue;
+            const std::string expert = mlp + "experts." + std::to_string(e) + ".";
+            w.add(expert + "gate_proj.weight", {2, kWidth}, g);
+            w.add(expert + "up_proj.weight", {2, kWidth}, u);
+            w.add(expert + "down_proj.weight", {kWidth, 2}, counted(2 * kWidth, static_cast<float>(e)));
+        }
+        if (fused) {
+            w.add(mlp + "experts.gate_up_proj", {3, 4, kWidth}, both);
+            w.add(mlp + "experts.down_proj", {3, kWidth, 2}, counted(6 * kWidth, 0));
+        }
+        const gguf::File file = moe.convert();
+        CHECK(values(file, "blk.0.ffn_gate_exps.weight") == gates);
+        CHECK(values(file, "blk.0.ffn_up_exps.weight") == ups);
+        const gguf::Tensor *const down = file.find_tensor("blk.0.ffn_down_exps.weight");
+        CHECK((down->shape[0] == 2 && down->shape[1] == kWidth && down->shape[2] == 3));
+        CHECK(file.find("qwen3moe.expert_count")->as_int() == 3);
+    }
+}
+
+TEST_CASE("convert: gpt-oss, MXFP4 blocks with gate and up in turns") {
+    constexpr int64_t kExperts = 2, kRows = 32;
+    Folder folder;
+    folder.config = sizes("GptOssForCausalLM");
+    folder.config.update({{"hidden_size", 32},
+                          {"num_local_experts", kExperts},
+                          {"num_experts_per_tok", 1},
+                          {"intermediate_size", kRows},
+                          {"sliding_window", 16},
+                          {"layer_types", {"sliding_attention"}},
+                          {"quantization_config", {{"quant_method", "mxfp4"}}}});
+    SafetensorsBytes &w = folder.weights;
+    const std::string layer = "model.layers.0.", experts = layer + "mlp.experts.";
+    const auto add = [&](const std::string &name, std::vector<int64_t> shape) {
+        int64_t count = 1;
+        for (const int64_t n : shape) count *= n;
+        w.add(name, shape, counted(count, 0));
+    };
+    add("model.embed_tokens.weight", {kVocab, 32});
+    add("model.norm.weight", {32});
+    add("lm_head.weight", {kVocab, 32});
+    for (const char *const norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
+        add(layer + norm, {32});
+    add(layer + "self_attn.q_proj.weight", {8, 32});
+    add(layer + "self_attn.k_proj.weight", {4, 32});
+    add(layer + "self_attn.v_proj.weight", {4, 32});
+    add(layer + "self_attn.o_proj.weight", {32, 8});
+    add(layer + "self_attn.sinks", {kHeads});
+    add(layer + "mlp.router.weight", {kExperts, 32});
+    add(layer + "mlp.router.bias", {kExperts});
+    std::string blocks, scales;
+    std::mt19937 random(5);
+    for (int64_t i = 0; i < kExperts * 2 * kRows * 16; ++i) blocks += static_cast<char>(random());
+    for (int64_t i = 0; i < kExperts * 2 * kRows; ++i) scales += static_cast<char>(120 + random() % 16);
+    w.add(experts + "gate_up_proj_blocks", "U8", {kExperts, 2 * kRows, 1, 16}, blocks);
+    w.add(experts + "gate_up_proj_scales", "U8", {kExperts, 2 * kRows, 1}, scales);
+    add(experts + "gate_up_proj_bias", {kExperts, 2 * kRows});
+    w.add(experts + "down_proj_blocks", "U8", {kExperts, 32, 1, 16}, blocks.substr(0, kExperts * 32 * 16));
+    w.add(experts + "down_proj_scales", "U8", {kExperts, 32, 1}, scales.substr(0, kExperts * 32));
+    add(experts + "down_proj_bias", {kExperts, 32});
+    const gguf::File file = folder.convert();
+    // The values of a row of the folder: element 2i in the low nibble of byte i, 2i + 1 in the high one.
+    const auto row_of = [&](int64_t row) {
+        constexpr float kLevels[] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
+        std::vector<float> row_values;
+        for (int64_t column = 0; column < 32; ++column) {
+            const auto byte = static_cast<uint8_t>(blocks[static_cast<size_t>(row * 16 + column / 2)]);
+            const int code = column % 2 == 0 ? byte & 15 : byte >> 4;
+            const int scale = static_cast<uint8_t>(scales[static_cast<size_t>(row)]) - 127;
+            row_values.push_back(std::ldexp(code < 8 ? kLevels[code] : -kLevels[code - 8], scale));
+        }
+        return row_values;
+    };
+    std::vector<float> gates, ups, downs;
+    const auto append = [](std::vector<float> &to, const std::vector<float> &from) {
+        to.insert(to.end(), from.begin(), from.end());
+    };
+    for (int64_t row = 0; row < kExperts * 2 * kRows; ++row) append(row % 2 == 0 ? gates : ups, row_of(row));
+    for (int64_t row = 0; row < kExperts * 32; ++row) append(downs, row_of(row));
+    CHECK(values(file, "blk.0.ffn_gate_exps.weight") == gates);
+    CHECK(values(file, "blk.0.ffn_up_exps.weight") == ups);
+    CHECK(values(file, "blk.0.ffn_down_exps.weight") == downs);
+    const std::vector<float> biases = counted(kExperts * 2 * kRows, 0),
+                             up = values(file, "blk.0.ffn_up_exps.bias");
+    REQUIRE(up.size() == kExperts * kRows);
+    for (size_t i = 0; i < up.size(); ++i) CHECK(up[i] == biases[2 * i + 1]);
+}
+
+TEST_CASE("convert: the norms of gemma3 become 1 + weight, and its layers' windows are written") {
+    Folder folder;
+    folder.config = sizes("Gemma3ForCausalLM");
+    folder.config.erase("hidden_act");
+    folder.config.update({{"hidden_activation", "gelu_pytorch_tanh"},
+                          {"query_pre_attn_scalar", kHeadDim},
+                          {"sliding_window", 32},
+                          {"layer_types", {"full_attention"}},
+                          {"rope_local_base_freq", 5000.0}});
+    add_plain(folder);
+    const std::string layer = "model.layers.0.";
+    for (const char *const norm : {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"})
+        folder.weights.add(layer + norm, {kWidth}, counted(kWidth, 12));
+    for (const char *const norm : {"self_attn.q_norm.weight", "self_attn.k_norm.weight"})
+        folder.weights.add(layer + norm, {kHeadDim}, counted(kHeadDim, 13));
+    const gguf::File file = folder.convert();
+    CHECK(values(file, "output_norm.weight") == counted(kWidth, 3));
+    CHECK(values(file, "blk.0.post_attention_norm.weight") == counted(kWidth, 5));
+    CHECK(values(file, "blk.0.ffn_norm.weight") == counted(kWidth, 13));
+    CHECK(values(file, "blk.0.attn_k_norm.weight") == counted(kHeadDim, 14));
+    CHECK(values(file, "blk.0.attn_q.weight") == counted(kHeads * kHeadDim * kWidth, 5));
+    CHECK(file.find("gemma3.rope.freq_base_swa")->as_float() == 5000);
+    REQUIRE(file.find("gemma3.attention.sliding_window_pattern"));
+    folder.config["query_pre_attn_scalar"] = 64;
+    CHECK(folder.error().find("'query_pre_attn_scalar' is not the size of a head") != std::string::npos);
+}
+
+TEST_CASE("convert: what the folder has and the architecture has not is refused") {
+    struct Case {
+        const char *expected;
+        std::function<void(Folder &)> change;
+    };
+    const Case cases[] = {
+        {"'FooForCausalLM', which cannot be converted",
+         [](Folder &f) { f.config["architectures"] = {"FooForCausalLM"}; }},
+        {"'architectures' is missing", [](Folder &f) { f.config.erase("architectures"); }},
+        {"the weights are quantized ('fp8')",
+         [](Folder &f) {
+             f.config["quantization_config"] = {{"quant_method", "fp8"}};
+         }},
+        {"this architecture has silu", [](Folder &f) { f.config["hidden_act"] = "gelu"; }},
+        {"'sliding_window' is set", [](Folder &f) { f.config["sliding_window"] = 4096; }},
+        {"'num_hidden_layers' is missing", [](Folder &f) { f.config.erase("num_hidden_layers"); }},
+        {"not a whole number", [](Folder &f) { f.config["hidden_size"] = -8; }},
+        {"is 0", [](Folder &f) { f.config["num_attention_heads"] = 0; }},
+        {"lacks the tensor 'model.layers.1.input_layernorm.weight'",
+         [](Folder &f) { f.config["num_hidden_layers"] = 2; }},
+        {"config.json implies [8, 8]",
+         [](Folder &f) {
+             f.weights.header["model.layers.0.self_attn.q_proj.weight"]["shape"] = {4, 16};
+         }},
+        {"belongs to no part of the model",
+         [](Folder &f) {
+             f.weights.add("model.layers.0.extra.weight", {2}, {1, 2});
+         }},
+        {"only F32, F16 and BF16", [](Folder &f) { f.weights.header["model.norm.weight"]["dtype"] = "I32"; }},
+        {"tokenizer.json", [](Folder &f) { f.tokenizer["model"]["type"] = "Unigram"; }},
+    };
+    for (const Case &one : cases) {
+        Folder folder;
+        folder.config = sizes("LlamaForCausalLM");
+        add_plain(folder);
+        one.change(folder);
+        const std::string error = folder.error();
+        CAPTURE(one.expected);
+        CAPTURE(error);
+        CHECK(error.find(one.expected) != std::string::npos);
+        CHECK_FALSE(std::filesystem::exists(folder.directory / "out1.gguf"));
+    }
+}
+
+TEST_CASE("convert: numbers beyond F16 are an error of --type f16, not infinity") {
+    Folder folder;
+    folder.config = sizes("LlamaForCausalLM");
+    add_plain(folder);
+    const float huge = 70000;
+    std::memcpy(folder.weights.data.data() + 400, &huge, 4);
+    CHECK(values(folder.convert(), "token_embd.weight")[100] == huge);
+    folder.write();
+    const Safetensors source = Safetensors::open(folder.directory.path());
+    Plan plan = plan_conversion(folder.directory.path(), source, Matrices::F16);
+    CHECK_THROWS_WITH_AS(plan.write(folder.directory / "half.gguf", {}, [](uint64_t) { return true; }),
+                         doctest::Contains("beyond the range of F16"), gguf::FileError);
+    CHECK_FALSE(std::filesystem::exists(folder.directory / "half.gguf"));
+}
+
+TEST_CASE("convert: a stop leaves nothing") {
+    Folder folder;
+    folder.config = sizes("LlamaForCausalLM");
+    add_plain(folder);
+    folder.write();
+    const Safetensors source = Safetensors::open(folder.directory.path());
+    Plan plan = plan_conversion(folder.directory.path(), source, Matrices::AsStored);
+    CHECK_FALSE(plan.write(folder.directory / "out.gguf", {}, [](uint64_t) { return false; }));
+    CHECK_FALSE(std::filesystem::exists(folder.directory / "out.gguf"));
+}
+
+}  // namespace
