@@ -189,9 +189,6 @@ void Decoder::add_changed(const SourceTensor &from, const std::string &to, Chang
         case Change::PlusOne:
             rows.value = [](float x) { return x + 1; };
             break;
-        case Change::MinusExp:
-            rows.value = [](float x) { return -std::exp(x); };
-            break;
         case Change::Squeeze:
             if (from.shape.size() != 3 || from.shape[1] != 1)
                 refuse_tensor(from, "is not a convolution per channel");

@@ -16,9 +16,8 @@ enum class Change : uint8_t {
     None,
     QueryHeads,  // rows of each head from halves to adjacent pairs, as the architecture "llama" rotates them
     KeyHeads,
-    PlusOne,   // the norms of Gemma multiply by 1 + weight
-    Squeeze,   // a convolution's middle dimension of 1 is removed
-    MinusExp,  // -exp(x)
+    PlusOne,  // the norms of Gemma multiply by 1 + weight
+    Squeeze,  // a convolution's middle dimension of 1 is removed
 };
 
 // A tensor of each layer: "self_attn.q_proj.weight" becomes "attn_q.weight".

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/convert/experts.h"
+#include "engine/convert/qwen35.h"
 #include "gguf/file.h"
 #include "gguf/printable.h"
 
@@ -224,6 +225,8 @@ constexpr Family kFamilies[] = {
     {"Qwen3MoeForCausalLM", "qwen3moe", convert_qwen3moe},
     {"Gemma3ForCausalLM", "gemma3", convert_gemma3},
     {"Gemma3ForConditionalGeneration", "gemma3", convert_gemma3},
+    {"Qwen3_5ForCausalLM", "qwen35", convert_qwen35},
+    {"Qwen3_5ForConditionalGeneration", "qwen35", convert_qwen35},
     {"Lfm2ForCausalLM", "lfm2", convert_lfm2},
     {"GptOssForCausalLM", "gpt-oss", convert_gpt_oss},
 };

@@ -27,6 +27,11 @@ std::string model_in(const std::string &folder) {
     for (const std::string &file : snapshot_files(folder))
         if (const auto name = parse_file_name(file); name && name->part == 1 && is_model_name(file))
             models.push_back(file);
+    std::error_code error;
+    if (models.empty() && (fs::exists(fs::path(folder) / "model.safetensors", error) ||
+                           fs::exists(fs::path(folder) / "model.safetensors.index.json", error)))
+        throw UsageError(shown(folder) + ": holds safetensors; make a GGUF file of it with runnel convert " +
+                         shown(folder) + " OUT.gguf");
     if (models.empty()) throw UsageError(shown(folder) + ": a folder without a GGUF file");
     if (models.size() == 1) return (fs::path(folder) / models[0]).string();
     std::string names;

@@ -295,6 +295,73 @@ TEST_CASE("convert: the norms of gemma3 become 1 + weight, and its layers' windo
     CHECK(folder.error().find("'query_pre_attn_scalar' is not the size of a head") != std::string::npos);
 }
 
+TEST_CASE("convert: the value heads of qwen35's delta nets change their order") {
+    constexpr int64_t kKeyHeads = 2, kValueHeads = 4, kKeyDim = 4, kValueDim = 3, kTaps = 2, kChannels = 28;
+    Folder folder;
+    folder.config = sizes("Qwen3_5ForCausalLM");
+    folder.config.update({{"layer_types", {"linear_attention"}},
+                          {"linear_num_key_heads", kKeyHeads},
+                          {"linear_num_value_heads", kValueHeads},
+                          {"linear_key_head_dim", kKeyDim},
+                          {"linear_value_head_dim", kValueDim},
+                          {"linear_conv_kernel_dim", kTaps}});
+    SafetensorsBytes &w = folder.weights;
+    const auto add = [&](const std::string &name, const std::vector<int64_t> &shape) {
+        int64_t count = 1;
+        for (const int64_t n : shape) count *= n;
+        w.add(name, shape, counted(count, 0));
+    };
+    const std::string layer = "model.layers.0.", delta = layer + "linear_attn.";
+    add("model.embed_tokens.weight", {kVocab, kWidth});
+    add("model.norm.weight", {kWidth});
+    for (const char *const norm : {"input_layernorm.weight", "post_attention_layernorm.weight"})
+        add(layer + norm, {kWidth});
+    add(layer + "mlp.gate_proj.weight", {kForward, kWidth});
+    add(layer + "mlp.up_proj.weight", {kForward, kWidth});
+    add(layer + "mlp.down_proj.weight", {kWidth, kForward});
+    add(delta + "in_proj_qkv.weight", {kChannels, kWidth});
+    add(delta + "in_proj_z.weight", {kValueHeads * kValueDim, kWidth});
+    add(delta + "in_proj_b.weight", {kValueHeads, kWidth});
+    add(delta + "in_proj_a.weight", {kValueHeads, kWidth});
+    add(delta + "A_log", {kValueHeads});
+    add(delta + "dt_bias", {kValueHeads});
+    add(delta + "conv1d.weight", {kChannels, 1, kTaps});
+    add(delta + "norm.weight", {kValueDim});
+    add(delta + "out_proj.weight", {kWidth, kValueHeads * kValueDim});
+    const gguf::File file = folder.convert();
+    // In the folder heads 0 and 1 belong to the first key head, in the file heads 0 and 2.
+    constexpr int64_t kFrom[] = {0, 2, 1, 3};
+    const auto moved = [&](int64_t row) {
+        return row < 16 ? row : 16 + kFrom[(row - 16) / kValueDim] * kValueDim + (row - 16) % kValueDim;
+    };
+    const std::vector<float> qkv = values(file, "blk.0.attn_qkv.weight"),
+                             z = values(file, "blk.0.attn_gate.weight"),
+                             conv = values(file, "blk.0.ssm_conv1d.weight"), a = values(file, "blk.0.ssm_a"),
+                             beta = values(file, "blk.0.ssm_beta.weight"),
+                             out = values(file, "blk.0.ssm_out.weight");
+    const auto number = [](int64_t index) { return static_cast<float>(index) / 64; };
+    for (int64_t row = 0; row < kChannels; ++row) {
+        for (int64_t c = 0; c < kWidth; ++c)
+            CHECK(qkv[static_cast<size_t>(row * kWidth + c)] == number(moved(row) * kWidth + c));
+        for (int64_t t = 0; t < kTaps; ++t)
+            CHECK(conv[static_cast<size_t>(row * kTaps + t)] == number(moved(row) * kTaps + t));
+    }
+    for (int64_t i = 0; i < kValueHeads * kValueDim; ++i) {
+        CHECK(z[static_cast<size_t>(i * kWidth)] == number((moved(16 + i) - 16) * kWidth));
+        for (int64_t row = 0; row < kWidth; ++row)
+            CHECK(out[static_cast<size_t>(row * 12 + i)] == number(row * 12 + moved(16 + i) - 16));
+    }
+    for (size_t head = 0; head < 4; ++head) {
+        CHECK(a[head] == -std::exp(number(kFrom[head])));
+        CHECK(beta[head * kWidth] == number(kFrom[head] * kWidth));
+    }
+    CHECK(values(file, "blk.0.ssm_norm.weight") == counted(kValueDim, 0));
+    CHECK(values(file, "blk.0.attn_norm.weight") == counted(kWidth, 1));
+    CHECK(file.find("qwen35.full_attention_interval")->as_int() == 2);
+    folder.config["linear_num_value_heads"] = 3;
+    CHECK(folder.error().find("is not a multiple of linear_num_key_heads") != std::string::npos);
+}
+
 TEST_CASE("convert: what the folder has and the architecture has not is refused") {
     struct Case {
         const char *expected;
