@@ -63,7 +63,8 @@ std::string identify(std::span<const std::byte> bytes) {
                                 std::min<size_t>(bytes.size(), 64));
     for (const Magic &magic : kMagics)
         if (head.starts_with(magic.start)) return std::string(magic.what);
-    if (is_safetensors(head, bytes.size())) return "is a safetensors file; make a GGUF file of its folder with runnel convert";
+    if (is_safetensors(head, bytes.size()))
+        return "is a safetensors file; make a GGUF file of its folder with runnel convert";
     if ("GGUF"sv.starts_with(head)) return "ends inside the GGUF magic (truncated)";
     return "is not a GGUF file: it starts with " + quoted(head.substr(0, 4)) + " instead of 'GGUF'";
 }
