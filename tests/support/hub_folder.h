@@ -3,8 +3,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -39,10 +37,6 @@ class SafetensorsBytes {
     nlohmann::ordered_json header = nlohmann::ordered_json::object();
     std::string data;
 };
-
-inline void write_text(const std::filesystem::path &path, std::string_view text) {
-    std::ofstream(path, std::ios::binary) << text;
-}
 
 // Numbers that tell every element from every other.
 inline std::vector<float> counted(int64_t count, float first) {

@@ -48,6 +48,12 @@ inline void write_file(const std::filesystem::path &path, std::span<const std::b
         .write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
+// Makes the folders of the path, too.
+inline void write_text(const std::filesystem::path &path, std::string_view text) {
+    std::filesystem::create_directories(path.parent_path());
+    write_file(path, std::as_bytes(std::span(text)));
+}
+
 inline std::vector<std::byte> read_bytes(const std::filesystem::path &path) {
     std::ifstream in(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(in), {}};

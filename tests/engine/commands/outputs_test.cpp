@@ -19,10 +19,6 @@ std::string text_of(const fs::path &path) {
     return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-void write_text(const fs::path &path, std::string_view text) {
-    std::ofstream(path, std::ios::binary) << text;
-}
-
 unsigned mode_of(const fs::path &path) {
     struct stat status {};
     REQUIRE(stat(path.c_str(), &status) == 0);

@@ -30,10 +30,6 @@ Result runnel_with(std::vector<std::string> arguments, std::optional<std::string
     return execute(process);
 }
 
-void write_text(const std::filesystem::path &path, std::string_view text) {
-    write_file(path, std::as_bytes(std::span(text)));
-}
-
 void write_model(const std::filesystem::path &path, std::string_view chat_template,
                  std::string_view tool_use = {}) {
     static const TemporaryModel model{ModelShape{}};

@@ -53,10 +53,6 @@ std::string text_of(const std::filesystem::path &path) {
     return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-void write_text(const std::filesystem::path &path, std::string_view text) {
-    write_file(path, std::as_bytes(std::span(text)));
-}
-
 std::vector<json> rows_of(const std::string &text) {
     std::vector<json> rows;
     std::istringstream in(text);

@@ -15,11 +15,6 @@ namespace runnel::testing {
 
 inline const std::string kCommit = "0123456789abcdef0123456789abcdef01234567";
 
-inline void write_text(const std::filesystem::path &path, std::string_view text) {
-    std::filesystem::create_directories(path.parent_path());
-    write_file(path, std::as_bytes(std::span(text)));
-}
-
 // A home directory with caches; the real home directory is not visible.
 class Home {
   public:
