@@ -26,6 +26,11 @@ Config Config::object(std::string_view key) const {
     return {*found, place_};
 }
 
+void Config::add_defaults(const Json &defaults) {
+    for (const auto &[key, value] : defaults.items())
+        if (!has(key)) json_[key] = value;
+}
+
 int64_t Config::whole(std::string_view key) const {
     const Json &value = require(key);
     if (!value.is_number_unsigned() || value.get<uint64_t>() >= uint64_t{1} << 31)
@@ -39,7 +44,9 @@ int64_t Config::whole(std::string_view key, int64_t otherwise) const {
 
 double Config::real(std::string_view key) const {
     const Json &value = require(key);
-    if (!value.is_number() || !std::isfinite(value.get<double>())) fail(key, "is not a number");
+    // (All are written as F32.)
+    if (!value.is_number() || !(std::fabs(value.get<double>()) < 1e38))
+        fail(key, "is not a number below 1e38");
     return value.get<double>();
 }
 

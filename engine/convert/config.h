@@ -21,6 +21,9 @@ class Config {
     // An object under this key; empty if there is none.
     Config object(std::string_view key) const;
 
+    // Takes the values of keys that are missing here.
+    void add_defaults(const text::Json &defaults);
+
     // Without a default, the key must exist. Whole numbers are >= 0 and below 2^31.
     int64_t whole(std::string_view key) const;
     int64_t whole(std::string_view key, int64_t otherwise) const;

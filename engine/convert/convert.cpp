@@ -89,7 +89,8 @@ Plan plan_conversion(const fs::path &folder, const Safetensors &weights, Matrice
     const Config whole = read_config(folder / "config.json");
     const Family &family = family_of(whole);
     check_quantization(whole, family);
-    const Config config = whole.has("text_config") ? whole.object("text_config") : whole;
+    Config config = whole.has("text_config") ? whole.object("text_config") : whole;
+    config.add_defaults(text::parse_json(family.defaults));
     Plan plan(weights, std::string(family.architecture), matrices);
     add_general(folder, matrices, weights, plan);
     add_sampling(folder, plan);

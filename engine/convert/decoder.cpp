@@ -82,7 +82,9 @@ Decoder::Decoder(Plan &plan, const Config &config)
     if (layers_ < 1 || layers_ > 10000) config_.fail("num_hidden_layers", "is not between 1 and 10000");
     if (heads_ < 1 || width_ < 1) config_.fail("num_attention_heads", "or hidden_size is 0");
     head_dim_ = config.whole("head_dim", width_ / heads_);
-    if (head_dim_ < 1 || head_dim_ % 2 != 0) config_.fail("head_dim", "is not an even number above 0");
+    constexpr int64_t kMostHeadDim = 8192;
+    if (head_dim_ < 1 || head_dim_ > kMostHeadDim || head_dim_ % 2 != 0)
+        config_.fail("head_dim", "is not an even number from 2 to 8192");
     for (const char *const prefix : {"model.", "model.language_model.", "language_model.model."})
         if (plan_.find(std::string(prefix) + "embed_tokens.weight")) prefix_ = prefix;
     if (prefix_.empty()) throw gguf::FileError("the folder lacks the tensor 'model.embed_tokens.weight'");
@@ -112,6 +114,13 @@ RopeSettings Decoder::rope(std::string_view layer_type, double default_base) con
 
 void Decoder::add_rope(const RopeSettings &rope, int64_t rotated) {
     const Config &p = rope.parameters;
+    for (const Config &place : {p, config_})
+        if (place.has("partial_rotary_factor") &&
+            std::floor(place.real("partial_rotary_factor") * static_cast<double>(head_dim_)) !=
+                static_cast<double>(rotated))
+            place.fail("partial_rotary_factor", "does not fit this architecture, which rotates " +
+                                                    std::to_string(rotated) + " of " +
+                                                    std::to_string(head_dim_) + " dimensions");
     plan_.key("rope.dimension_count", u32(rotated));
     plan_.key("rope.freq_base", f32(rope.base));
     if (rope.type == "default") return;
@@ -140,7 +149,9 @@ void Decoder::add_rope(const RopeSettings &rope, int64_t rotated) {
 
 void Decoder::add_embeddings(Change norm, std::string_view norm_from, std::string_view norm_to) {
     const SourceTensor &table = plan_.require(prefix_ + "embed_tokens.weight");
-    if (table.shape.size() != 2) refuse_tensor(table, "is not a matrix");
+    constexpr int64_t kMostRows = 1 << 24;
+    if (table.shape.size() != 2 || table.shape[0] > kMostRows)
+        refuse_tensor(table, "is not a matrix with at most 16,777,216 rows");
     check_shape(table, {table.shape[0], width_});
     vocabulary_ = table.shape[0];
     plan_.key("vocab_size", u32(vocabulary_));
@@ -213,7 +224,12 @@ void Decoder::require_activation(std::string_view key, std::initializer_list<std
                      "is " + gguf::quoted(name) + "; this architecture has " + std::string(*names.begin()));
 }
 
-std::vector<std::string> Decoder::layer_types() const {
+std::vector<std::string> Decoder::layer_types(std::string_view other, int64_t period) const {
+    if (!config_.has("layer_types") && period > 0) {
+        std::vector<std::string> types;
+        for (int64_t i = 1; i <= layers_; ++i) types.emplace_back(i % period == 0 ? "full_attention" : other);
+        return types;
+    }
     std::vector<std::string> types = config_.strings("layer_types");
     if (std::ssize(types) != layers_) config_.fail("layer_types", "does not have one entry per layer");
     return types;

@@ -72,8 +72,9 @@ class Decoder {
 
     // Throws gguf::FileError unless the activation is one of those named.
     void require_activation(std::string_view key, std::initializer_list<std::string_view> names) const;
-    // "sliding_attention", "full_attention", ... of each layer. Throws gguf::FileError if their number is not layers().
-    std::vector<std::string> layer_types() const;
+    // "full_attention", "sliding_attention", ... of each layer. Without a list in config.json: every `period`-th has full
+    // attention, the others are `other`. Throws gguf::FileError if their number is not layers().
+    std::vector<std::string> layer_types(std::string_view other = {}, int64_t period = 0) const;
 
   private:
     void add_changed(const SourceTensor &from, const std::string &to, Change change);

@@ -96,7 +96,8 @@ void convert_qwen3moe(Decoder &d) {
 
 // Writes which layers have a window, where they do not follow the architecture's own order.
 void add_windows(Decoder &d, int64_t period) {
-    const std::vector<std::string> types = d.layer_types();
+    const std::vector<std::string> types =
+        d.layer_types("sliding_attention", d.config().whole("sliding_window_pattern", period));
     gguf::Array windowed(gguf::ValueType::Bool);
     bool usual = true;
     for (int64_t i = 0; i < d.layers(); ++i) {
@@ -217,14 +218,19 @@ void convert_gpt_oss(Decoder &d) {
     }
 }
 
+constexpr std::string_view kGemma3Defaults =
+    R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256, "rope_theta": 1e6, "sliding_window": 4096})";
+
 constexpr Family kFamilies[] = {
     {"LlamaForCausalLM", "llama", convert_llama},
     {"MistralForCausalLM", "llama", convert_llama},
     {"Qwen2ForCausalLM", "qwen2", convert_qwen2},
     {"Qwen3ForCausalLM", "qwen3", convert_qwen3},
     {"Qwen3MoeForCausalLM", "qwen3moe", convert_qwen3moe},
-    {"Gemma3ForCausalLM", "gemma3", convert_gemma3},
-    {"Gemma3ForConditionalGeneration", "gemma3", convert_gemma3},
+    {"Gemma3ForCausalLM", "gemma3", convert_gemma3, kGemma3Defaults},
+    {"Gemma3ForConditionalGeneration", "gemma3", convert_gemma3, kGemma3Defaults},
     {"Qwen3_5ForCausalLM", "qwen35", convert_qwen35},
     {"Qwen3_5ForConditionalGeneration", "qwen35", convert_qwen35},
     {"Lfm2ForCausalLM", "lfm2", convert_lfm2},

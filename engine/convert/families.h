@@ -13,6 +13,8 @@ struct Family {
     std::string_view name;          // "LlamaForCausalLM"
     std::string_view architecture;  // "llama"
     void (*convert)(Decoder &decoder);
+    // What config.json may omit, as JSON: its class's defaults. (Published folders of Gemma 3 hold few settings.)
+    std::string_view defaults = "{}";
 };
 
 std::span<const Family> families();

@@ -34,10 +34,13 @@ DeltaSizes read_sizes(const Config &config) {
                            .key_dim = config.whole("linear_key_head_dim"),
                            .value_dim = config.whole("linear_value_head_dim"),
                            .taps = config.whole("linear_conv_kernel_dim")};
-    if (sizes.key_heads < 1 || sizes.heads < 1 || sizes.heads % sizes.key_heads != 0)
+    constexpr int64_t kMost = 1 << 20;
+    for (const int64_t size : {sizes.key_heads, sizes.heads, sizes.key_dim, sizes.value_dim, sizes.taps})
+        if (size < 1 || size > kMost)
+            config.fail("linear_key_head_dim",
+                        "or another size of the delta nets is not between 1 and 1,048,576");
+    if (sizes.heads % sizes.key_heads != 0)
         config.fail("linear_num_value_heads", "is not a multiple of linear_num_key_heads");
-    if (sizes.key_dim < 1 || sizes.value_dim < 1 || sizes.taps < 1)
-        config.fail("linear_key_head_dim", ", linear_value_head_dim or linear_conv_kernel_dim is 0");
     return sizes;
 }
 
@@ -84,7 +87,8 @@ void add_delta_net(Decoder &d, int64_t layer, const DeltaSizes &s) {
 
 // The interval of the attention layers: 4 if every fourth is one.
 int64_t attention_interval(const Decoder &d) {
-    const std::vector<std::string> types = d.layer_types();
+    const std::vector<std::string> types =
+        d.layer_types("linear_attention", d.config().whole("full_attention_interval", 4));
     int64_t interval = 0;
     while (interval < d.layers() && types[static_cast<size_t>(interval)] != "full_attention") ++interval;
     ++interval;
@@ -140,6 +144,7 @@ void convert_qwen35(Decoder &d) {
     const RopeSettings rope = d.rope({}, 10000);
     const double share =
         rope.parameters.real("partial_rotary_factor", config.real("partial_rotary_factor", 0.25));
+    if (!(share > 0 && share <= 1)) config.fail("partial_rotary_factor", "is not between 0 and 1");
     const auto rotated = static_cast<int64_t>(static_cast<double>(d.head_dim()) * share);
     d.add_rope(rope, rotated);
     add_sections(d, rope, rotated / 2);

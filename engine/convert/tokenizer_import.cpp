@@ -32,7 +32,7 @@ Json read_json(const fs::path &path) {
     std::error_code error;
     if (!fs::exists(path, error)) return nullptr;
     try {
-        return text::parse_json(read_text(path), {.bytes = size_t{256} << 20, .values = 20'000'000});
+        return text::parse_json(read_text(path), {.bytes = size_t{128} << 20, .values = 8'000'000});
     } catch (const text::JsonError &problem) {
         throw FileError(gguf::printable(path.native(), 4096) + ": " + problem.what());
     }
