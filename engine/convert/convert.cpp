@@ -54,9 +54,20 @@ bool is_other_part(std::string_view name) {
     return name.ends_with(".rotary_emb.inv_freq");
 }
 
+// "Qwen3-0.6B", also for a folder of Hugging Face's cache: models--Qwen--Qwen3-0.6B/snapshots/HASH.
+std::string name_of(const fs::path &folder) {
+    fs::path path = fs::absolute(folder).lexically_normal();
+    if (path.filename().empty()) path = path.parent_path();  // a slash at the end
+    std::string name = path.filename().native();
+    if (path.parent_path().filename() == "snapshots") {
+        const std::string repository = path.parent_path().parent_path().filename().native();
+        if (repository.starts_with("models--")) name = repository.substr(repository.rfind("--") + 2);
+    }
+    return gguf::printable(name, 200);
+}
+
 void add_general(const fs::path &folder, Matrices matrices, const Safetensors &weights, Plan &plan) {
-    plan.metadata().add("general.name",
-                        gguf::printable(fs::absolute(folder).lexically_normal().filename().native(), 200));
+    plan.metadata().add("general.name", name_of(folder));
     const auto has = [&](std::string_view dtype) {
         return std::ranges::any_of(weights.tensors(),
                                    [&](const auto &entry) { return entry.second.dtype == dtype; });

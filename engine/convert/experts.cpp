@@ -41,6 +41,7 @@ void add_blocks(Decoder &d, int64_t layer, const std::string &from, const std::s
     check_shape(blocks, {experts, source_rows, of_row, 16});
     check_shape(scales, {experts, source_rows, of_row});
     d.plan().add_blocks(d.output_name(layer, to), gguf::Type::MXFP4, {columns, rows, experts},
+                        {&blocks, &scales},
                         [&blocks, &scales, order, of_row](int64_t row, std::span<std::byte> out) {
                             const int64_t first = order(row) * of_row;
                             for (int64_t b = 0; b < of_row; ++b) {

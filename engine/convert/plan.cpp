@@ -7,6 +7,7 @@
 
 #include "gguf/file.h"
 #include "gguf/half.h"
+#include "gguf/mapping.h"
 #include "gguf/printable.h"
 
 namespace runnel::convert {
@@ -138,6 +139,7 @@ Type Plan::type_of(const std::string &name, const std::vector<int64_t> &shape,
 }
 
 void Plan::add_output(const std::string &name, Type type, const std::vector<int64_t> &shape,
+                      std::vector<const SourceTensor *> sources,
                       std::function<void(int64_t, std::span<std::byte>)> write_row) {
     int64_t rows = 1;
     for (size_t d = 1; d < shape.size(); ++d) rows *= shape[d];
@@ -151,7 +153,7 @@ void Plan::add_output(const std::string &name, Type type, const std::vector<int6
                               " weights, not a multiple of " + std::to_string(traits.block_size));
     writer_.add_tensor(name, type, shape);
     outputs_.push_back({name, rows, static_cast<uint64_t>(shape[0]) / traits.block_size * traits.block_bytes,
-                        std::move(write_row)});
+                        std::move(sources), std::move(write_row)});
 }
 
 void Plan::add(const std::string &name, std::vector<int64_t> shape, Rows rows) {
@@ -166,7 +168,8 @@ void Plan::add(const std::string &name, std::vector<int64_t> shape, Rows rows) {
         throw gguf::FileError("tensor " + gguf::quoted(name) +
                               " would not have the shape that config.json implies");
     const Type type = type_of(name, shape, *rows.sources.front());
-    add_output(name, type, shape,
+    const std::vector<const SourceTensor *> sources = rows.sources;
+    add_output(name, type, shape, sources,
                [rows = std::move(rows), type, name](int64_t row, std::span<std::byte> out) {
                    const SourceTensor &source = *rows.sources[static_cast<size_t>(row / rows.rows)];
                    const int64_t within = row % rows.rows;
@@ -176,14 +179,15 @@ void Plan::add(const std::string &name, std::vector<int64_t> shape, Rows rows) {
 
 void Plan::add_values(const std::string &name, std::vector<float> values) {
     const std::vector<int64_t> shape{static_cast<int64_t>(values.size())};
-    add_output(name, Type::F32, shape, [values = std::move(values)](int64_t, std::span<std::byte> out) {
+    add_output(name, Type::F32, shape, {}, [values = std::move(values)](int64_t, std::span<std::byte> out) {
         std::memcpy(out.data(), values.data(), out.size());
     });
 }
 
 void Plan::add_blocks(const std::string &name, Type type, std::vector<int64_t> shape,
+                      std::vector<const SourceTensor *> sources,
                       std::function<void(int64_t, std::span<std::byte>)> write_row) {
-    add_output(name, type, shape, std::move(write_row));
+    add_output(name, type, shape, std::move(sources), std::move(write_row));
 }
 
 void Plan::copy(const SourceTensor &from, const std::string &to) {
@@ -222,6 +226,7 @@ bool Plan::write(const std::filesystem::path &path, const gguf::OutputOptions &o
             done += buffer.size();
             if (!progress(done)) return false;
         }
+        for (const SourceTensor *const source : output.sources) gguf::forget_pages(source->bytes);
     }
     writer_.finish();
     return true;

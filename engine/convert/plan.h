@@ -63,8 +63,9 @@ class Plan {
     void add(const std::string &name, std::vector<int64_t> shape, Rows rows);
     // Adds a tensor of numbers that are computed here, as F32.
     void add_values(const std::string &name, std::vector<float> values);
-    // Adds a tensor of blocks; write_row fills one row.
+    // Adds a tensor of blocks; write_row fills one row from the sources.
     void add_blocks(const std::string &name, gguf::Type type, std::vector<int64_t> shape,
+                    std::vector<const SourceTensor *> sources,
                     std::function<void(int64_t row, std::span<std::byte> out)> write_row);
     // The tensor `from` in its own shape.
     void copy(const std::string &from, const std::string &to) { copy(require(from), to); }
@@ -88,11 +89,13 @@ class Plan {
         std::string name;
         int64_t rows;
         uint64_t row_bytes;
+        std::vector<const SourceTensor *> sources;
         std::function<void(int64_t row, std::span<std::byte> out)> write_row;
     };
     gguf::Type type_of(const std::string &name, const std::vector<int64_t> &shape,
                        const SourceTensor &source) const;
     void add_output(const std::string &name, gguf::Type type, const std::vector<int64_t> &shape,
+                    std::vector<const SourceTensor *> sources,
                     std::function<void(int64_t, std::span<std::byte>)> write_row);
 
     const Safetensors &folder_;

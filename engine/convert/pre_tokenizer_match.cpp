@@ -18,10 +18,6 @@ using gguf::FileError;
 using text::Json;
 using Patterns = std::vector<std::string>;
 
-[[noreturn]] void refuse(const std::string &what) {
-    throw FileError("tokenizer.json: " + what);
-}
-
 std::string type_of(const Json &component) {
     const Json *const type = text::find_member(component, "type");
     return type && type->is_string() ? type->get<std::string>() : std::string();
@@ -44,10 +40,10 @@ std::string split_pattern(const Json &split) {
     const Json *const regex = pattern ? text::find_member(*pattern, "Regex") : nullptr;
     const std::string kept = behavior && behavior->is_string() ? behavior->get<std::string>() : "";
     if (!regex || !regex->is_string())
-        refuse("its pre-tokenizer splits at a fixed text, which is not supported");
+        refuse_tokenizer("its pre-tokenizer splits at a fixed text, which is not supported");
     // (Removed with invert drops what is between matches; where everything matches, that is nothing.)
     const bool is_kept = kept == "Isolated" || (kept == "Removed" && flag(split, "invert", false));
-    if (!is_kept) refuse("its pre-tokenizer has a Split with the behavior " + gguf::quoted(kept));
+    if (!is_kept) refuse_tokenizer("its pre-tokenizer has a Split with the behavior " + gguf::quoted(kept));
     return regex->get<std::string>();
 }
 
@@ -55,19 +51,20 @@ void add_patterns(const Json &component, Patterns &patterns) {
     const std::string type = type_of(component);
     if (type == "Sequence") {
         const Json *const parts = text::find_member(component, "pretokenizers");
-        if (!parts || !parts->is_array()) refuse("its pre-tokenizer is a Sequence of nothing");
+        if (!parts || !parts->is_array()) refuse_tokenizer("its pre-tokenizer is a Sequence of nothing");
         for (const Json &part : *parts) add_patterns(part, patterns);
     } else if (type == "Split") {
         patterns.push_back(split_pattern(component));
     } else if (type == "ByteLevel") {
         if (flag(component, "add_prefix_space", true))
-            refuse(
+            refuse_tokenizer(
                 "its pre-tokenizer puts a blank before the text (add_prefix_space), which is not supported");
         if (flag(component, "use_regex", true)) patterns.push_back(byte_level_pattern());
     } else if (type == "Digits") {
         patterns.emplace_back(flag(component, "individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)");
     } else {
-        refuse("its pre-tokenizer has a part of type " + gguf::quoted(type) + ", which is not supported");
+        refuse_tokenizer("its pre-tokenizer has a part of type " + gguf::quoted(type) +
+                         ", which is not supported");
     }
 }
 
@@ -78,11 +75,11 @@ bool normalizes_to_nfc(const Json &tokenizer) {
     if (type == "NFC") return true;
     const Json *const parts = text::find_member(*normalizer, "normalizers");
     if (type != "Sequence" || !parts || !parts->is_array())
-        refuse("its normalizer is of type " + gguf::quoted(type) + ", which is not supported");
+        refuse_tokenizer("its normalizer is of type " + gguf::quoted(type) + ", which is not supported");
     for (const Json &part : *parts)
         if (type_of(part) != "NFC")
-            refuse("its normalizer has a part of type " + gguf::quoted(type_of(part)) +
-                   ", which is not supported");
+            refuse_tokenizer("its normalizer has a part of type " + gguf::quoted(type_of(part)) +
+                             ", which is not supported");
     return !parts->empty();
 }
 
@@ -158,19 +155,23 @@ void check_splits(const Patterns &own, const text::PreTokenizerKind &kind) {
         const text::PreTokenizer ours(kind), file(direct);
         for (const std::string_view hard : kHardTexts)
             if (ours.split(hard) != file.split(hard))
-                refuse("its pre-tokenizer splits " + gguf::quoted(hard.substr(0, 40)) + " unlike " +
-                       std::string(kind.names.front()) + ", which it resembles");
+                refuse_tokenizer("its pre-tokenizer splits " + gguf::quoted(hard.substr(0, 40)) + " unlike " +
+                                 std::string(kind.names.front()) + ", which it resembles");
     } catch (const text::TokenizerError &error) {
-        refuse(std::string("its pre-tokenizer: ") + error.what());
+        refuse_tokenizer(std::string("its pre-tokenizer: ") + error.what());
     }
 }
 
 }  // namespace
 
+void refuse_tokenizer(const std::string &what) {
+    throw FileError("tokenizer.json: " + what);
+}
+
 std::string pre_tokenizer_name(const Json &tokenizer) {
     const Json *const component = text::find_member(tokenizer, "pre_tokenizer");
     const Json *const model = text::find_member(tokenizer, "model");
-    if (!component || !model) refuse("has no pre_tokenizer or no model");
+    if (!component || !model) refuse_tokenizer("has no pre_tokenizer or no model");
     Patterns own;
     add_patterns(*component, own);
     const bool nfc = normalizes_to_nfc(tokenizer), whole = flag(*model, "ignore_merges", false);
@@ -184,8 +185,8 @@ std::string pre_tokenizer_name(const Json &tokenizer) {
     if (!found) {
         std::string shown;
         for (const std::string &pattern : own) shown += (shown.empty() ? "" : "  ") + pattern;
-        refuse(std::string("its pre-tokenizer is not known") + (nfc ? ", with NFC" : "") +
-               (whole ? ", with ignore_merges" : "") + ": " + gguf::printable(shown, 400));
+        refuse_tokenizer(std::string("its pre-tokenizer is not known") + (nfc ? ", with NFC" : "") +
+                         (whole ? ", with ignore_merges" : "") + ": " + gguf::printable(shown, 400));
     }
     check_splits(own, *found);
     return std::string(found->names.front());

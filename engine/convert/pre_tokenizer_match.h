@@ -11,6 +11,9 @@
 
 namespace runnel::convert {
 
+// Throws gguf::FileError "tokenizer.json: WHAT".
+[[noreturn]] void refuse_tokenizer(const std::string &what);
+
 // `tokenizer`: the whole tokenizer.json, of a byte-level BPE. Throws gguf::FileError that names what is not known.
 std::string pre_tokenizer_name(const text::Json &tokenizer);
 

@@ -23,10 +23,6 @@ using gguf::FileError;
 using text::Json;
 using text::TokenType;
 
-[[noreturn]] void refuse(const std::string &what) {
-    throw FileError("tokenizer.json: " + what);
-}
-
 // A JSON file of the folder; null if it does not exist.
 Json read_json(const fs::path &path) {
     std::error_code error;
@@ -58,15 +54,15 @@ struct Vocabulary {
 
     void add(const std::string &piece, const Json &id, TokenType type, bool may_repeat) {
         if (!id.is_number_unsigned() || id.get<uint64_t>() >= pieces.size())
-            refuse("token " + gguf::quoted(piece) + " has an id outside of the model's " +
-                   std::to_string(pieces.size()) + " rows");
+            refuse_tokenizer("token " + gguf::quoted(piece) + " has an id outside of the model's " +
+                             std::to_string(pieces.size()) + " rows");
         const auto at = static_cast<size_t>(id.get<uint64_t>());
         if (taken[at] && (!may_repeat || pieces[at] != piece))
-            refuse("tokens " + gguf::quoted(pieces[at]) + " and " + gguf::quoted(piece) +
-                   " have the same id");
+            refuse_tokenizer("tokens " + gguf::quoted(pieces[at]) + " and " + gguf::quoted(piece) +
+                             " have the same id");
         const auto [known, is_new] = ids.emplace(piece, static_cast<int32_t>(at));
         if (!is_new && known->second != static_cast<int32_t>(at))
-            refuse("token " + gguf::quoted(piece) + " has two ids");
+            refuse_tokenizer("token " + gguf::quoted(piece) + " has two ids");
         pieces[at] = piece, types[at] = type, taken[at] = true;
     }
     std::optional<int32_t> find(const std::string &piece) const {
@@ -101,7 +97,7 @@ bool is_byte_token(std::string_view piece) {
 Vocabulary read_vocabulary(const Json &tokenizer, const Json &model, uint64_t size, bool has_byte_tokens) {
     Vocabulary vocabulary(size);
     const Json *const vocab = text::find_member(model, "vocab");
-    if (!vocab || !vocab->is_object()) refuse("has no vocab");
+    if (!vocab || !vocab->is_object()) refuse_tokenizer("has no vocab");
     const std::string unknown = string_of(model, "unk_token");
     for (const auto &[piece, id] : vocab->items()) {
         TokenType type = TokenType::Normal;
@@ -111,11 +107,11 @@ Vocabulary read_vocabulary(const Json &tokenizer, const Json &model, uint64_t si
     }
     const Json *const added = text::find_member(tokenizer, "added_tokens");
     if (!added) return vocabulary;
-    if (!added->is_array()) refuse("its added_tokens are not a list");
+    if (!added->is_array()) refuse_tokenizer("its added_tokens are not a list");
     for (const Json &token : *added) {
         const Json *const id = text::find_member(token, "id");
         const std::string piece = string_of(token, "content");
-        if (!id || piece.empty()) refuse("an added token has no id or no content");
+        if (!id || piece.empty()) refuse_tokenizer("an added token has no id or no content");
         TokenType type =
             flag_of(token, "special") || looks_special(piece) ? TokenType::Control : TokenType::UserDefined;
         if (!unknown.empty() && piece == unknown) type = TokenType::Unknown;
@@ -130,7 +126,7 @@ struct Merge {
 
 std::vector<Merge> read_merges(const Json &model, const Vocabulary &vocabulary) {
     const Json *const list = text::find_member(model, "merges");
-    if (!list || !list->is_array()) refuse("has no merges");
+    if (!list || !list->is_array()) refuse_tokenizer("has no merges");
     std::vector<Merge> merges;
     merges.reserve(list->size());
     for (const Json &item : *list) {
@@ -138,16 +134,16 @@ std::vector<Merge> read_merges(const Json &model, const Vocabulary &vocabulary) 
         if (item.is_string()) {
             const auto text = item.get<std::string>();
             const size_t blank = text.find(' ', 1);
-            if (blank == text.npos) refuse("the merge " + gguf::quoted(text) + " is not a pair");
+            if (blank == text.npos) refuse_tokenizer("the merge " + gguf::quoted(text) + " is not a pair");
             merge = {text.substr(0, blank), text.substr(blank + 1)};
         } else if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string()) {
             merge = {item[0].get<std::string>(), item[1].get<std::string>()};
         } else {
-            refuse("a merge is not a pair of strings");
+            refuse_tokenizer("a merge is not a pair of strings");
         }
         for (const std::string &piece : {merge.left, merge.right, merge.left + merge.right})
             if (!vocabulary.find(piece))
-                refuse("a merge needs the token " + gguf::quoted(piece) + ", which is missing");
+                refuse_tokenizer("a merge needs the token " + gguf::quoted(piece) + ", which is missing");
         merges.push_back(std::move(merge));
     }
     return merges;
@@ -160,7 +156,7 @@ void add_byte_level(const Json &tokenizer, const std::vector<Merge> &merges, ggu
     for (const Merge &merge : merges) {
         // (In this alphabet no piece has a blank, so one blank separates two pieces.)
         if (merge.left.find(' ') != std::string::npos || merge.right.find(' ') != std::string::npos)
-            refuse("a merge has a blank in a piece, which byte-level BPE does not have");
+            refuse_tokenizer("a merge has a blank in a piece, which byte-level BPE does not have");
         list.push(merge.left + " " + merge.right);
     }
     out.add("tokenizer.ggml.merges", list);
@@ -190,15 +186,15 @@ bool adds_blank(const Json &tokenizer) {
         } else if (type == "Metaspace") {
             const std::string scheme = string_of(*part, "prepend_scheme");
             if (string_of(*part, "replacement") != text::kBlankMark)
-                refuse("its Metaspace replaces blanks by another sign");
+                refuse_tokenizer("its Metaspace replaces blanks by another sign");
             if (scheme != "always" && scheme != "first" && scheme != "never")
                 prepends = flag_of(*part, "add_prefix_space");
             else
                 prepends = prepends || scheme != "never";
         } else if (!(type == "Replace" && is_blank && string_of(*part, "content") == text::kBlankMark) &&
                    !(type == "Split" && is_blank)) {
-            refuse("its normalizer or pre-tokenizer has a part of type " + gguf::quoted(type) +
-                   ", which is not supported with byte tokens");
+            refuse_tokenizer("its normalizer or pre-tokenizer has a part of type " + gguf::quoted(type) +
+                             ", which is not supported with byte tokens");
         }
     }
     return prepends;
@@ -218,9 +214,9 @@ std::vector<float> scores_of(const std::vector<Merge> &merges, const Vocabulary 
         const auto at = pairs.try_emplace(joint, 0).first;
         if (last != &at->first) {
             if (at->second > 0)
-                refuse("the merges that form " + gguf::quoted(joint) +
-                       " do not follow each other, so they cannot be "
-                       "written as scores");
+                refuse_tokenizer("the merges that form " + gguf::quoted(joint) +
+                                 " do not follow each other, so they cannot be "
+                                 "written as scores");
             rank -= 1;
             scores[static_cast<size_t>(*vocabulary.find(joint))] = rank;
             last = &at->first;
@@ -233,8 +229,8 @@ std::vector<float> scores_of(const std::vector<Merge> &merges, const Vocabulary 
             possible += (static_cast<uint8_t>(piece[at]) & 0xC0) != 0x80 &&
                         vocabulary.find(piece.substr(0, at)) && vocabulary.find(piece.substr(at));
         if (possible != count)
-            refuse("not every pair that forms " + gguf::quoted(piece) +
-                   " is a merge, so they cannot be written as scores");
+            refuse_tokenizer("not every pair that forms " + gguf::quoted(piece) +
+                             " is a merge, so they cannot be written as scores");
     }
     return scores;
 }
@@ -360,11 +356,11 @@ std::vector<std::string> import_tokenizer(const fs::path &folder, const Config &
             true);
     const Json *const model = text::find_member(tokenizer, "model");
     if (!model || (string_of(*model, "type") != "BPE" && text::find_member(*model, "type")))
-        refuse("its model is of type " + gguf::quoted(model ? string_of(*model, "type") : "") +
-               "; only BPE can be converted");
+        refuse_tokenizer("its model is of type " + gguf::quoted(model ? string_of(*model, "type") : "") +
+                         "; only BPE can be converted");
     for (const char *const key : {"continuing_subword_prefix", "end_of_word_suffix"})
         if (!string_of(*model, key).empty())
-            refuse(std::string("its model has a ") + key + ", which is not supported");
+            refuse_tokenizer(std::string("its model has a ") + key + ", which is not supported");
     const bool has_byte_tokens = flag_of(*model, "byte_fallback");
     Vocabulary vocabulary = read_vocabulary(tokenizer, *model, size, has_byte_tokens);
     const std::vector<Merge> merges = read_merges(*model, vocabulary);

@@ -421,6 +421,22 @@ TEST_CASE("convert: numbers beyond F16 are an error of --type f16, not infinity"
     CHECK_FALSE(std::filesystem::exists(folder.directory / "half.gguf"));
 }
 
+TEST_CASE("convert: the name of the folder, also in Hugging Face's cache") {
+    Folder folder;
+    folder.config = sizes("LlamaForCausalLM");
+    add_plain(folder);
+    folder.write();
+    const auto hub = folder.directory / "models--maker--Tales-1B/snapshots";
+    std::filesystem::create_directories(hub);
+    std::filesystem::create_directory_symlink(folder.directory.path(), hub / "0123abc");
+    const Safetensors source = Safetensors::open(hub / "0123abc/");
+    Plan plan = plan_conversion(hub / "0123abc/", source, Matrices::AsStored);
+    REQUIRE(plan.write(folder.directory / "named.gguf", {}, [](uint64_t) { return true; }));
+    const gguf::File file = gguf::File::open(folder.directory / "named.gguf");
+    CHECK(file.find("general.name")->as_string() == "Tales-1B");
+    CHECK(folder.convert().find("general.name")->as_string() == folder.directory.path().filename().native());
+}
+
 TEST_CASE("convert: a stop leaves nothing") {
     Folder folder;
     folder.config = sizes("LlamaForCausalLM");
