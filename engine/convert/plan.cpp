@@ -48,7 +48,8 @@ void store(Type type, float value, std::byte *to) {
 // Tensors that every runner expects as F32, whatever their shape.
 bool is_always_f32(const std::string &name) {
     return name.find("_norm") != std::string::npos || name.find("ffn_gate_inp") != std::string::npos ||
-           name.find("conv") != std::string::npos || !name.ends_with(".weight");
+           name.find("conv1d.") != std::string::npos || name.find("shortconv.conv.") != std::string::npos ||
+           !name.ends_with(".weight");
 }
 
 // One output row from one source row.

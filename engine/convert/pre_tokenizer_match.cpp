@@ -41,9 +41,8 @@ std::string split_pattern(const Json &split) {
     const std::string kept = behavior && behavior->is_string() ? behavior->get<std::string>() : "";
     if (!regex || !regex->is_string())
         refuse_tokenizer("its pre-tokenizer splits at a fixed text, which is not supported");
-    // (Removed with invert drops what is between matches; where everything matches, that is nothing.)
-    const bool is_kept = kept == "Isolated" || (kept == "Removed" && flag(split, "invert", false));
-    if (!is_kept) refuse_tokenizer("its pre-tokenizer has a Split with the behavior " + gguf::quoted(kept));
+    if (kept != "Isolated")
+        refuse_tokenizer("its pre-tokenizer has a Split with the behavior " + gguf::quoted(kept));
     return regex->get<std::string>();
 }
 

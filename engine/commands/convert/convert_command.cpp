@@ -43,15 +43,6 @@ std::vector<std::string> files_of(const fs::path &folder) {
     return files;
 }
 
-void check_output_path(const fs::path &path, bool overwrite) {
-    std::error_code error;
-    const fs::file_status status = fs::status(path, error);
-    const std::string shown = gguf::printable(path.native(), 1024);
-    if (fs::is_directory(status)) throw UsageError(shown + ": is a folder");
-    if (fs::is_regular_file(status) && !overwrite)
-        throw UsageError(shown + ": exists already; --overwrite replaces it");
-}
-
 int convert_folder(const ConvertOptions &options, Io &io) {
     const fs::path folder = options.folder, destination = options.destination;
     const convert::Safetensors weights = convert::Safetensors::open(folder);
@@ -63,7 +54,7 @@ int convert_folder(const ConvertOptions &options, Io &io) {
         io.out.write(summary + "\n");
         return exit_code::kDone;
     }
-    check_output_path(destination, io.overwrite);
+    check_destination(destination, io.overwrite);
     check_space(plan.bytes(), destination);
     const int code =
         with_bar("converting", plan.bytes(), io, [&](const std::function<bool(uint64_t)> &progress) {

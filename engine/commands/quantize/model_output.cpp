@@ -21,17 +21,21 @@ std::string model_stem(const gguf::File &model) {
     return name;
 }
 
-void check_destination(const fs::path &path, const gguf::File &source, bool overwrite) {
+void check_destination(const fs::path &path, bool overwrite) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
-    if (!fs::exists(status)) return;
     const std::string shown = gguf::printable(path.native(), 1024);
     if (fs::is_directory(status)) throw UsageError(shown + ": is a folder");
-    std::error_code unknown;
-    if (fs::equivalent(path, source.path(), unknown))
-        throw UsageError(shown + ": this is the input file: choose another output");
     if (fs::is_regular_file(status) && !overwrite)
         throw UsageError(shown + ": exists already; --overwrite replaces it");
+}
+
+void check_destination(const fs::path &path, const gguf::File &source, bool overwrite) {
+    std::error_code unknown;
+    if (fs::equivalent(path, source.path(), unknown))
+        throw UsageError(gguf::printable(path.native(), 1024) +
+                         ": this is the input file: choose another output");
+    check_destination(path, overwrite);
 }
 
 void check_padding(const gguf::File &source) {

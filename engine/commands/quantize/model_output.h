@@ -16,7 +16,8 @@ namespace runnel::commands {
 // "MODEL.gguf", and "MODEL-00001-of-00003.gguf" if the file has parts, without these endings.
 std::string model_stem(const gguf::File &model);
 
-// Throws UsageError if the path is a folder, the source itself, or exists without --overwrite.
+// Throw UsageError if the path is a folder, the source itself, or exists without --overwrite.
+void check_destination(const std::filesystem::path &path, bool overwrite);
 void check_destination(const std::filesystem::path &path, const gguf::File &source, bool overwrite);
 // Throws gguf::FileError if the alignment of the first part makes a copy much larger than the source: tensors of other parts
 // may lie closer together, and a hostile set of a few KiB would fill the disk with zeros.

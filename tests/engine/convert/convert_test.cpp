@@ -295,6 +295,34 @@ TEST_CASE("convert: the norms of gemma3 become 1 + weight, and its layers' windo
     CHECK(folder.error().find("'query_pre_attn_scalar' is not the size of a head") != std::string::npos);
 }
 
+TEST_CASE("convert: the projections of lfm2's convolutions are matrices, the convolutions F32") {
+    Folder folder;
+    folder.config = sizes("Lfm2ForCausalLM");
+    folder.config.update({{"layer_types", {"conv"}}, {"norm_eps", 1e-5}, {"conv_L_cache", 3}});
+    SafetensorsBytes &w = folder.weights;
+    const auto add = [&](const std::string &name, const std::vector<int64_t> &shape) {
+        int64_t count = 1;
+        for (const int64_t n : shape) count *= n;
+        w.add(name, shape, counted(count, 0));
+    };
+    const std::string layer = "model.layers.0.";
+    add("model.embed_tokens.weight", {kVocab, kWidth});
+    add("model.embedding_norm.weight", {kWidth});
+    for (const char *const norm : {"operator_norm.weight", "ffn_norm.weight"}) add(layer + norm, {kWidth});
+    add(layer + "feed_forward.w1.weight", {kForward, kWidth});
+    add(layer + "feed_forward.w3.weight", {kForward, kWidth});
+    add(layer + "feed_forward.w2.weight", {kWidth, kForward});
+    add(layer + "conv.conv.weight", {kWidth, 1, 3});
+    add(layer + "conv.in_proj.weight", {3 * kWidth, kWidth});
+    add(layer + "conv.out_proj.weight", {kWidth, kWidth});
+    const gguf::File file = folder.convert(Matrices::BF16);
+    CHECK(file.find_tensor("blk.0.shortconv.in_proj.weight")->type == gguf::Type::BF16);
+    CHECK(file.find_tensor("blk.0.shortconv.out_proj.weight")->type == gguf::Type::BF16);
+    CHECK(file.find_tensor("blk.0.shortconv.conv.weight")->type == gguf::Type::F32);
+    CHECK(values(file, "blk.0.shortconv.conv.weight") == counted(3 * kWidth, 0));
+    CHECK(file.find("lfm2.feed_forward_length")->as_int() == kForward);
+}
+
 TEST_CASE("convert: the value heads of qwen35's delta nets change their order") {
     constexpr int64_t kKeyHeads = 2, kValueHeads = 4, kKeyDim = 4, kValueDim = 3, kTaps = 2, kChannels = 28;
     Folder folder;
