@@ -102,6 +102,8 @@ std::optional<AttentionMap> attention_map(const Program &whole, int32_t layer, c
         if (end == key_at) keys = rows_of(*backend, program, holds.k, tokens.size());
         if (end == query_at) queries = rows_of(*backend, program, asks.q, tokens.size());
     }
+    std::vector<Row> chosen;
+    if (asks.chosen != kNoSlot) chosen = rows_of(*backend, program, asks.chosen, tokens.size());
     Row all_keys;
     for (size_t t = 0; t < tokens.size(); ++t) {
         const Row key = turned(program, holds, keys[t], holds.k_norm, static_cast<int32_t>(t));
@@ -127,8 +129,8 @@ std::optional<AttentionMap> attention_map(const Program &whole, int32_t layer, c
         };
         const Row to_sinks =
             step.sink_cells > 0 ? query(std::min(own, step.window + step.sink_cells - 1)) : Row{};
-        const Row weights =
-            reference::attention_heads(step, query(own), all_keys, values, own, sinks, to_sinks, slopes);
+        const Row weights = reference::attention_heads(step, query(own), all_keys, values, own, sinks,
+                                                       to_sinks, slopes, chosen.empty() ? Row{} : chosen[t]);
         for (size_t head = 0; head < static_cast<size_t>(step.heads); ++head)
             std::copy_n(weights.begin() + static_cast<std::ptrdiff_t>(head * n), n,
                         map.weights.begin() + static_cast<std::ptrdiff_t>((head * n + t) * n));

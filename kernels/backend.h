@@ -56,6 +56,11 @@ constexpr size_t cache_row_bytes(CacheType type, int32_t dims) {
     return 0;
 }
 
+// The type of a layer's keys in a cache with keys of type k.
+constexpr CacheType key_type(const CacheLayer &layer, CacheType k) {
+    return layer.f16_keys ? CacheType::F16 : k;
+}
+
 // Whether keys, or values, of this type are rotated before rounding: each head is multiplied by the Hadamard
 // matrix H of the largest power of two that divides its size, divided by the square root of that size. This
 // spreads an outlier over all dimensions. Queries are rotated like the keys, and outputs are rotated back (H

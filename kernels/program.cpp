@@ -93,7 +93,8 @@ size_t cache_block_bytes(const Program &program, int32_t group, CacheType k, Cac
     for (const CacheLayer &layer : program.cache_layers)
         if (layer.group == group)
             bytes += size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) *
-                     (cache_row_bytes(k, layer.head_dim_k) + cache_row_bytes(v, layer.head_dim_v));
+                     (cache_row_bytes(key_type(layer, k), layer.head_dim_k) +
+                      cache_row_bytes(v, layer.head_dim_v));
     return bytes;
 }
 

@@ -196,6 +196,7 @@ struct RopeTable {
 // Without a slot for v, the values are the first head_dim_v dimensions of the cached keys (multi-head latent
 // attention). Without a slot for k, nothing is appended: the layer reads the cells that an earlier Attention
 // with the same `cache` appended for these tokens (shared K/V).
+// With a slot `chosen`, a token attends only to the cells that an Indexer wrote there; window is then 0.
 struct Attention {
     // Sliding: a token at p sees p_i with p - p_i < window. Chunked: p_i >= p - p % window.
     enum class Window { Sliding, Chunked };
@@ -221,15 +222,40 @@ struct Attention {
     WeightId sinks = kNoWeight;   // F32, [1][heads]
     WeightId slopes = kNoWeight;  // F32, [1][heads]
     Temperature temperature = {};
+    Slot chosen = kNoSlot;
     int32_t layer = -1;
 
     static constexpr bool kMixesTokens = true;
     void describe(auto &tell) const {
-        tell.reads(q), tell.reads(k), tell.reads(v), tell.writes(out);
+        tell.reads(q), tell.reads(k), tell.reads(v), tell.reads(chosen), tell.writes(out);
         tell.vector(q_norm, Use{}), tell.vector(k_norm, Use{}), tell.vector(sinks, Use{});
         tell.vector(slopes, Use{});
         tell.rope(rope);
         tell.cache(CacheUse{cache, k != kNoSlot, window, sink_cells});
+    }
+};
+
+// Chooses the cells that a token attends to (the lightning indexer of DeepSeek-V3.2, 2025).
+//   q: [t][heads * head_dim], k: [t][head_dim], weights: [t][heads], chosen: [t][top_k].
+//   1. RoPE of q and k;
+//   2. every head of q, and k, is multiplied by the Hadamard matrix of rotates_keys() (backend.h), which changes
+//      no product q . k;
+//   3. k is appended to the cache, in F16;
+//   4. scores s_i = sum_h weights[h] * max(q_h . k_i, 0) over the keys of the sequence up to the token's own;
+//   5. chosen = the indices of the top_k cells with the largest s_i, the lower cell among equals, in ascending
+//      order, as floats. A token with fewer cells chooses all; -1 follows.
+struct Indexer {
+    Slot q, k, weights, chosen;
+    int32_t cache;  // index into Program::cache_layers: one head of head_dim_k = head_dim, with f16_keys
+    int32_t heads, head_dim, top_k;
+    int32_t rope = -1;  // index into Program::ropes
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = true;
+    void describe(auto &tell) const {
+        tell.reads(q), tell.reads(k), tell.reads(weights), tell.writes(chosen);
+        tell.rope(rope);
+        tell.cache(CacheUse{cache, true, 0, 0});
     }
 };
 
@@ -426,8 +452,8 @@ struct Logits {
     }
 };
 
-using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Activation, Experts, ShortConv,
-                          ScanGate, LinearScan, SelectiveScan, Logits>;
+using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Indexer, Activation, Experts,
+                          ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>
 concept DescribedStep = requires(S step, const S &fixed, StepVisitor &visitor) {
@@ -449,8 +475,9 @@ struct SlotInfo {
 // What one layer caches per token.
 struct CacheLayer {
     int32_t kv_heads, head_dim_k;
-    int32_t head_dim_v;  // 0: values are the first dimensions of the keys
-    int32_t group = 0;   // layers of one group share block tables (and a window)
+    int32_t head_dim_v;     // 0: values are the first dimensions of the keys
+    int32_t group = 0;      // layers of one group share block tables (and a window)
+    bool f16_keys = false;  // of an Indexer: keys are stored in F16, whatever the cache's type
 };
 
 // What one recurrent step keeps per sequence, independent of its length.

@@ -8,12 +8,12 @@
 namespace runnel::measure {
 namespace {
 
-using kernels::Attention, kernels::CacheLayer, kernels::Program, kernels::Use, kernels::Weight,
-    kernels::WeightId;
+using kernels::Attention, kernels::CacheLayer, kernels::Indexer, kernels::Program, kernels::Use,
+    kernels::Weight, kernels::WeightId;
 
 double cell_bytes(const CacheLayer &layer, decode::CacheTypes types) {
     return static_cast<double>(layer.kv_heads) *
-           static_cast<double>(kernels::cache_row_bytes(types.k, layer.head_dim_k) +
+           static_cast<double>(kernels::cache_row_bytes(kernels::key_type(layer, types.k), layer.head_dim_k) +
                                kernels::cache_row_bytes(types.v, layer.head_dim_v));
 }
 
@@ -64,13 +64,41 @@ void add_attention(const Program &program, const Attention &attention, int64_t d
                    decode::CacheTypes types, PassCost &cost) {
     const CacheLayer &layer = program.cache_layers[static_cast<size_t>(attention.cache)];
     const double cell = cell_bytes(layer, types);
-    cost.cache_read += cell * static_cast<double>(cells_in_sight(attention, depth, tokens));
+    // With an indexer, a token attends to at most this many cells.
+    const int64_t most = attention.chosen == kernels::kNoSlot
+                             ? INT64_MAX
+                             : program.slots[static_cast<size_t>(attention.chosen)].width;
+    const int64_t together = most < INT64_MAX / tokens ? most * tokens : INT64_MAX;
+    cost.cache_read +=
+        cell * static_cast<double>(std::min(cells_in_sight(attention, depth, tokens), together));
     if (attention.k != kernels::kNoSlot) cost.cache_written += cell * static_cast<double>(tokens);
     int64_t pairs = 0;
-    for (int64_t i = 0; i < tokens; ++i) pairs += visible_cells(attention, depth + i);
+    for (int64_t i = 0; i < tokens; ++i) pairs += std::min(visible_cells(attention, depth + i), most);
     const double scores = static_cast<double>(pairs) * attention.heads;
     cost.scores += scores;
     cost.attention_operations += 2 * scores * (attention.head_dim_k + attention.head_dim_v);
+}
+
+void add_indexer(const Program &program, const Indexer &indexer, int64_t depth, int64_t tokens,
+                 decode::CacheTypes types, PassCost &cost) {
+    const double cell = cell_bytes(program.cache_layers[static_cast<size_t>(indexer.cache)], types);
+    cost.cache_written += cell * static_cast<double>(tokens);
+    // A token with at most top_k cells chooses all without scores.
+    const int64_t first = std::max(depth, int64_t{indexer.top_k}), end = depth + tokens;
+    if (first >= end) return;
+    cost.cache_read += cell * static_cast<double>(end);
+    double pairs = 0;
+    for (int64_t position = first; position < end; ++position) pairs += static_cast<double>(position + 1);
+    cost.attention_operations += 2 * pairs * indexer.heads * (indexer.head_dim + 1);
+}
+
+void add_cache_steps(const Program &program, int64_t depth, int64_t tokens, decode::CacheTypes types,
+                     PassCost &cost) {
+    kernels::for_each_step<Attention>(program, [&](const Attention &attention) {
+        add_attention(program, attention, depth, tokens, types, cost);
+    });
+    kernels::for_each_step<Indexer>(
+        program, [&](const Indexer &indexer) { add_indexer(program, indexer, depth, tokens, types, cost); });
 }
 
 }  // namespace
@@ -88,9 +116,7 @@ PassCost pass_cost(const Program &program, int64_t depth, int64_t tokens, decode
                    int64_t logit_rows) {
     WeightCounter counter{{}, program, static_cast<double>(tokens), static_cast<double>(logit_rows)};
     for (const kernels::Step &step : program.steps) kernels::describe(step, counter);
-    kernels::for_each_step<Attention>(program, [&](const Attention &attention) {
-        add_attention(program, attention, depth, tokens, types, counter.cost);
-    });
+    add_cache_steps(program, depth, tokens, types, counter.cost);
     counter.cost.states = 2 * static_cast<double>(kernels::state_bytes(program));
     return counter.cost;
 }
@@ -102,9 +128,7 @@ PassCost decode_cost(const Program &program, int64_t depth, int64_t count, decod
         mean.*part = 0;
     for (int64_t i = 0; i < count; ++i) {
         PassCost one;
-        kernels::for_each_step<Attention>(program, [&](const Attention &attention) {
-            add_attention(program, attention, depth + i, 1, types, one);
-        });
+        add_cache_steps(program, depth + i, 1, types, one);
         const auto share = 1 / static_cast<double>(count);
         mean.cache_read += share * one.cache_read;
         mean.attention_operations += share * one.attention_operations;

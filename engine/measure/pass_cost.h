@@ -16,7 +16,7 @@ struct PassCost {
     double cache_written = 0;  // bytes: the cells of the pass's tokens
     double states = 0;         // bytes of recurrent layers: read once, written once
     double matrix_operations = 0;
-    double attention_operations = 0;  // for the scores and for the weighted sums of values
+    double attention_operations = 0;  // for the scores (also of indexers) and for the weighted sums of values
     double scores = 0;                // query-key pairs, over all heads
 
     double bytes() const { return weights + cache_read + cache_written + states; }
@@ -24,7 +24,7 @@ struct PassCost {
     double intensity() const { return operations() / bytes(); }  // operations per byte
 };
 
-// The cells that the token at `position` attends to, its own included.
+// The cells that the token at `position` attends to, its own included, without an indexer.
 int64_t visible_cells(const kernels::Attention &attention, int64_t position);
 
 // The cells that at least one of the tokens at `depth` ... `depth + tokens - 1` attends to. tokens > 0.

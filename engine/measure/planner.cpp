@@ -212,8 +212,9 @@ double weight_bytes(const Program &program) {
 }
 
 size_t CellGroup::bytes(CacheTypes types) const {
+    const kernels::CacheType k = f16_keys ? kernels::CacheType::F16 : types.k;
     return static_cast<size_t>(kv_heads) *
-           (kernels::cache_row_bytes(types.k, head_dim_k) + kernels::cache_row_bytes(types.v, head_dim_v));
+           (kernels::cache_row_bytes(k, head_dim_k) + kernels::cache_row_bytes(types.v, head_dim_v));
 }
 
 std::vector<CellGroup> cell_groups(const Program &program) {
@@ -223,13 +224,14 @@ std::vector<CellGroup> cell_groups(const Program &program) {
         const kernels::CacheLayer &layer = program.cache_layers[static_cast<size_t>(use.cache)];
         const auto same = std::ranges::find_if(groups, [&](const CellGroup &g) {
             return g.kv_heads == layer.kv_heads && g.head_dim_k == layer.head_dim_k &&
-                   g.head_dim_v == layer.head_dim_v && g.window == use.window && g.sinks == use.sink_cells;
+                   g.head_dim_v == layer.head_dim_v && g.window == use.window && g.sinks == use.sink_cells &&
+                   g.f16_keys == layer.f16_keys;
         });
         if (same != groups.end())
             ++same->layers;
         else
-            groups.push_back(
-                {1, layer.kv_heads, layer.head_dim_k, layer.head_dim_v, use.window, use.sink_cells});
+            groups.push_back({1, layer.kv_heads, layer.head_dim_k, layer.head_dim_v, use.window,
+                              use.sink_cells, layer.f16_keys});
     };
     for (const kernels::Step &step : program.steps) kernels::visit_caches(step, add);
     return groups;
@@ -252,7 +254,8 @@ std::string cell_formula(const Program &program, CacheTypes types) {
     };
     for (const CellGroup &g : cell_groups(program)) {
         if (g.window > 0) continue;
-        const double k = static_cast<double>(kernels::cache_row_bytes(types.k, g.head_dim_k)) / g.head_dim_k;
+        const kernels::CacheType k_type = g.f16_keys ? kernels::CacheType::F16 : types.k;
+        const double k = static_cast<double>(kernels::cache_row_bytes(k_type, g.head_dim_k)) / g.head_dim_k;
         const double v =
             g.head_dim_v == 0
                 ? 0

@@ -47,6 +47,7 @@ struct CellGroup {
     int64_t layers;
     int32_t kv_heads, head_dim_k, head_dim_v;      // head_dim_v 0: values are part of the keys
     int32_t window, sinks;                         // window 0: all tokens
+    bool f16_keys = false;                         // as in CacheLayer
     size_t bytes(decode::CacheTypes types) const;  // of one token in one layer
 };
 std::vector<CellGroup> cell_groups(const kernels::Program &program);

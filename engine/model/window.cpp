@@ -1,16 +1,22 @@
 #include "engine/model/window.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "engine/model/model.h"
 #include "kernels/steps.h"
 
 namespace runnel::model {
 
 using namespace kernels;
 
+static void narrow(Indexer &step, int32_t, int32_t) {
+    throw ModelError("--window does not work with sparse attention: choose a context of at most " +
+                     std::to_string(step.top_k) + " tokens (-c), which needs no indexer");
+}
 static void narrow(Attention &step, int32_t window, int32_t sinks) {
     if (step.window != 0 && (step.window <= window || step.window_kind != Attention::Window::Sliding)) return;
     step.window = window;

@@ -31,8 +31,12 @@ size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows) {
            n * (2 * v + lanes);
 }
 
+size_t index_scratch(int32_t head_dim) {
+    return kBlockTokens * (static_cast<size_t>(head_dim) + kMaxBlockRows);
+}
+
 int32_t attention_tile_tokens(int32_t heads) {
-    return std::clamp(128 / heads, 1, 32);
+    return std::clamp(128 / heads, 1, kMostTileTokens);
 }
 
 int32_t range_count(const AttentionTile &tile) {

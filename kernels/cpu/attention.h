@@ -22,6 +22,8 @@
 //      l = fma(l_r, b, l * a), o = fma(o_r, b, o * a). The first range is taken as it is.
 //   4. With a sink s: m' = max(m, s), a = exp(m - m'), l = fma(l, a, exp(s - m')), o *= a.
 //   5. out = o / l.
+// With chosen cells, the others are not visible, and a range without a visible cell is left out of step 3. A row
+// that chooses all its cells so has the bits of a row without chosen cells.
 // (Online softmax: Milakov & Gimelshein 2018; exp: vector.h.) A row depends on nothing else in the batch:
 // tiles of any size, ranges on different threads and all instruction sets give bit-equal rows. Cells outside
 // a row's window never enter its result, whatever bits they hold.
@@ -35,6 +37,7 @@
 namespace runnel::kernels::cpu {
 
 inline constexpr int32_t kRangeCells = 512;
+inline constexpr int32_t kMostTileTokens = 32;  // of tiles with chosen cells
 
 // The K/V pages of one sequence for one layer and one K/V head.
 struct KvPages {
@@ -65,6 +68,11 @@ struct AttentionTile {
     const float *sink_q = nullptr;           // with sink cells: the rows of q for them, laid out as q
     int32_t end_cell = INT32_MAX;            // cells from here on are not visible to any row
     int32_t last_distance_cell = INT32_MAX;  // distances are counted from this cell at most
+    // The cells that token t attends to, or null: the first min(chosen_count, first_cell + t + 1) elements of
+    // chosen + t * chosen_stride are cell indices in ascending order, up to the token's own cell. window is then 0.
+    const float *chosen = nullptr;
+    int64_t chosen_stride = 0;
+    int32_t chosen_count = 0;
 };
 
 // The first cell after the sink cells that a token in cell `own` attends to: own - window + 1, or, chunked,
@@ -75,6 +83,17 @@ constexpr int32_t first_visible(const AttentionTile &tile, int32_t own) {
     const int32_t first = own < tile.window ? 0 : own - tile.window + 1;
     return first > tile.sink_cells ? first : tile.sink_cells;
 }
+
+// The scores of an Indexer (program.h) for consecutive tokens of one sequence and the cells of some pages.
+struct IndexTile {
+    KvPages pages;         // of the index keys
+    const float *q;        // row (t, h): q + t * q_stride + h * head_dim_k, rotated as the keys are
+    const float *weights;  // [tokens][weights_stride], of which the first `heads` are used
+    float *scores;         // of token t and cell c: scores + t * scores_stride + c
+    int64_t q_stride, weights_stride, scores_stride;
+    int32_t tokens, heads;
+    int32_t first_page, end_page;
+};
 
 struct AttentionKernels {
     const char *name;  // "scalar", "avx2", "avx512"
@@ -94,6 +113,11 @@ struct AttentionKernels {
 
     // Steps 3-5 over `ranges` = range_count(tile) adjacent partial results.
     void (*join)(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept;
+
+    // Writes the scores of all cells of the pages: an fma chain over h ascending, from 0, of weights[h] *
+    // max(q_h . k, 0), where q_h . k is a chain as in step 1. Cells after the end of the sequence get any value.
+    // scratch: index_scratch() floats, aligned to 64 bytes.
+    void (*index_scores)(const IndexTile &tile, float *scratch) noexcept;
 };
 
 const AttentionKernels &attention_scalar();
@@ -103,6 +127,9 @@ const AttentionKernels &attention_best();
 
 // Floats of scratch for tiles of up to tokens * heads = `rows` rows.
 size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows);
+
+// Floats of scratch for index_scores().
+size_t index_scratch(int32_t head_dim);
 
 // Number of tokens per tile for prefill: the tile's rows stay in the CPU cache, and each page is converted only once.
 int32_t attention_tile_tokens(int32_t heads);

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_cells.h"
 #include "kernels/cpu/attention_formats.h"
 #include "kernels/cpu/attention_layout.h"
 #include "kernels/cpu/attention_pages.h"
@@ -34,6 +35,7 @@ struct Page {
     const std::byte *next_k, *next_v;  // to prefetch while this page is computed
     CacheType k_type, v_type;
     bool converted;
+    const CellBits *chosen = nullptr;  // per token, or null: all cells
 };
 
 // Calls f(form) with the storage form (attention_pages.h) of a page's keys or values.
@@ -42,13 +44,6 @@ inline void with_form(const Page &page, CacheType type, F f) {
     if (page.converted) return f(Converted{});
     with_stored(type, f);
 }
-
-// Cells [begin, end) of a page are visible to a row; none if begin >= end.
-struct Visible {
-    int begin, end;
-    bool any() const { return begin < end; }
-    bool operator==(const Visible &) const = default;
-};
 
 // Pointers into the scratch of a tile.
 struct Rows {
@@ -91,15 +86,6 @@ template <typename L>
 constexpr int in_place_rows(CacheType type) {
     const bool halves = type == CacheType::F16 || type == CacheType::BF16;
     return halves ? 63 : type == CacheType::Q8_0 ? 2 * L::kRows : L::kRows;
-}
-
-// Visible cells of a row within [from, from + cells), counted from `from`.
-inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t cells) {
-    const int32_t own = tile.first_cell + row / tile.heads;
-    const int32_t first = first_visible(tile, own);
-    const int32_t begin = first > from ? first - from : 0;
-    const int32_t end = (own < tile.end_cell ? own + 1 : tile.end_cell) - from;
-    return {begin, end < cells ? end : cells};
 }
 
 template <int R>
@@ -172,16 +158,16 @@ inline typename L::Float biased(typename L::Float v, const DistanceBias &bias, i
 // Scales, caps and biases the scores in p and subtracts the row's maximum; rescales o and the sums when the maximum
 // changes.
 template <typename L>
-inline void subtract_maximum(float *p, float scale, float softcap, const DistanceBias &bias, Visible cells,
+inline void subtract_maximum(float *p, float scale, float softcap, const DistanceBias &bias, CellBits cells,
                              float *maximum, float *sums, float *o, size_t o_size) {
     constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
-    const bool whole = cells == Visible{0, kBlockTokens};
+    const bool whole = cells == kAllCells;
     typename L::Float v[N];
     for (int i = 0; i < N; ++i) {
         v[i] = L::mul(L::load(p + i * W), L::set(scale));
         if (softcap != 0) v[i] = soft_capped<L>(v[i], L::set(softcap));
         if (bias.slope != 0) v[i] = biased<L>(v[i], bias, i * W);
-        if (!whole) v[i] = L::keep(v[i], L::set(kNoMaximum), cells.begin - i * W, cells.end - i * W);
+        if (!whole) v[i] = L::keep_bits(v[i], L::set(kNoMaximum), cells >> (i * W));
     }
     auto largest = v[0];
     for (int i = 1; i < N; ++i) largest = L::max(largest, v[i]);
@@ -199,13 +185,13 @@ inline void subtract_maximum(float *p, float scale, float softcap, const Distanc
 
 // p = exp(p) where visible, else 0; added to the sums.
 template <typename L>
-inline void exponentials(float *p, Visible cells, float *sums) {
+inline void exponentials(float *p, CellBits cells, float *sums) {
     constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
-    const bool whole = cells == Visible{0, kBlockTokens};
+    const bool whole = cells == kAllCells;
     typename L::Float v[N];
     for (int i = 0; i < N; ++i) {
         v[i] = exponential<L>(L::load(p + i * W));
-        if (!whole) v[i] = L::keep(v[i], L::zero(), cells.begin - i * W, cells.end - i * W);
+        if (!whole) v[i] = L::keep_bits(v[i], L::zero(), cells >> (i * W));
         L::store(p + i * W, v[i]);
     }
     for (int i = 0; i < S; ++i) L::store(sums + i * W, L::add(L::load(sums + i * W), L::add(v[i], v[i + S])));
@@ -214,7 +200,7 @@ inline void exponentials(float *p, Visible cells, float *sums) {
 // One register tile of weighted_sum: R rows x D vectors of dimensions, from dimension d on. With `Partial`,
 // there is one vector and only its first `lanes` elements exist in v.
 template <typename L, int R, int D, bool Partial, typename Form>
-inline void weighted_columns(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
+inline void weighted_columns(const float *p, const Page &page, CellBits cells, float *o, size_t o_stride,
                              int d, int lanes) {
     constexpr int W = L::kWidth;
     constexpr bool kStored = !std::is_same_v<Form, Converted>;
@@ -226,9 +212,8 @@ inline void weighted_columns(const float *p, const Page &page, Visible cells, fl
     o += d;
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < D; ++i) sum[r][i] = L::load(o + static_cast<size_t>(r) * o_stride + i * W);
-    const std::byte *v = page.v + static_cast<size_t>(cells.begin) * page.v_stride + offset;
     const std::byte *next = page.next_v + offset;
-    for (int cell = cells.begin; cell < cells.end; ++cell, v += page.v_stride) {
+    const auto add = [&](int cell, const std::byte *v) {
         if constexpr (kStored) {
             for (size_t i = 0; i < kBytes; i += 64) prefetch(next + i);
             next += page.v_stride;
@@ -245,6 +230,11 @@ inline void weighted_columns(const float *p, const Page &page, Visible cells, fl
             const auto weight = L::set(p[r * kBlockTokens + cell]);
             for (int i = 0; i < D; ++i) sum[r][i] = L::fma(weight, value[i], sum[r][i]);
         }
+    };
+    while (cells != 0) {
+        const CellRun run = take_run(cells);
+        const std::byte *v = page.v + static_cast<size_t>(run.begin) * page.v_stride + offset;
+        for (int cell = run.begin; cell < run.end; ++cell, v += page.v_stride) add(cell, v);
     }
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < D; ++i) L::store(o + static_cast<size_t>(r) * o_stride + i * W, sum[r][i]);
@@ -252,7 +242,7 @@ inline void weighted_columns(const float *p, const Page &page, Visible cells, fl
 
 // Whole vectors [at, vectors) of the dimensions: D at a time, then fewer.
 template <typename L, int R, int D, typename Form>
-inline void weighted_vectors(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
+inline void weighted_vectors(const float *p, const Page &page, CellBits cells, float *o, size_t o_stride,
                              int at, int vectors) {
     for (; at + D <= vectors; at += D)
         weighted_columns<L, R, D, false, Form>(p, page, cells, o, o_stride, at * L::kWidth, 0);
@@ -265,7 +255,7 @@ constexpr int power_of_two_below(int n) {
 
 // o[r][d] += sum over the visible cells of p[r][cell] * v[cell][d], for rows with the same visible cells.
 template <typename L, int R, typename Form>
-void weighted_sum(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
+void weighted_sum(const float *p, const Page &page, CellBits cells, float *o, size_t o_stride,
                   int32_t head_dim) {
     constexpr int W = L::kWidth, D = power_of_two_below(L::kAccumulators / R);
     // All formats but f16 pad rows to whole vectors.
@@ -282,32 +272,31 @@ template <typename L, int R>
 void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page, int32_t page_cell, int first,
                   bool whole) {
     const int32_t head_dim_v = tile.pages.head_dim_v;
-    Visible cells[R];
-    bool any = false;
+    CellBits cells[R], any = 0;
     for (int r = 0; r < R; ++r) {
-        cells[r] = whole ? Visible{0, kBlockTokens} : visible(tile, first + r, page_cell, kBlockTokens);
-        any |= cells[r].any();
+        cells[r] = whole ? kAllCells : page_cells(tile, first + r, page_cell, page.chosen);
+        any |= cells[r];
     }
-    if (!any) return;
+    if (any == 0) return;
     const float *q = rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k);
     with_form(page, page.k_type,
               [&](auto form) { scores<L, R, decltype(form)>(q, page, tile.pages.head_dim_k, rows.p); });
     float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
     float *sums = rows.sums + first * kSumLanes;
     for (int r = 0; r < R; ++r)
-        if (cells[r].any())
+        if (cells[r] != 0)
             subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, tile.softcap,
                                 distance_bias(tile, first + r, page_cell), cells[r], rows.range_m + first + r,
                                 sums + r * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
                                 rows.o_stride);
     for (int r = 0; r < R; ++r)
-        if (cells[r].any()) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
+        if (cells[r] != 0) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
     // Rows with the same visible cells are computed together: no row touches a cell outside its window.
     for (int r = 0; r < R;) {
         int same = 1;
         if constexpr (R > 1)  // (GCC 13 warns of an access before the array otherwise)
             while (r + same < R && cells[r + same] == cells[r]) ++same;
-        if (cells[r].any())
+        if (cells[r] != 0)
             with_form(page, page.v_type, [&](auto form) {
                 with_rows<R>(same, [&](auto count) {
                     weighted_sum<L, decltype(count)::value, decltype(form)>(
@@ -323,7 +312,7 @@ template <typename L>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, int32_t page_cell) {
     // Two rows decide: the first row's window ends first, and the last row's window begins last.
     const Visible all{0, kBlockTokens};
-    const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
+    const bool whole = page.chosen == nullptr && visible(tile, 0, page_cell, kBlockTokens) == all &&
                        visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
     for (int first = 0; first < rows.count; first += L::kRows) {
         const int left = rows.count - first;
@@ -416,11 +405,16 @@ void compute_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
     const KvPages &pages = tile.pages;
     const bool in_place = pages.v && rows.count <= in_place_rows<L>(pages.k_type) &&
                           rows.count <= in_place_rows<L>(pages.v_type);
-    for (int32_t index = first_page; index < end_page; ++index) {
-        const Place place = place_of(pages, index, index + 1 < end_page ? index + 1 : index);
-        attend_page<L>(tile, rows,
-                       in_place ? stored_page(pages, place) : converted_page<L>(rows, pages, place),
-                       index * kBlockTokens);
+    ChosenCells chosen(tile, from);
+    int32_t index = chosen.next_page(first_page, end_page);
+    while (index < end_page) {
+        const CellBits *cells = chosen.take(index);
+        const int32_t next = chosen.next_page(index + 1, end_page);
+        const Place place = place_of(pages, index, next < end_page ? next : index);
+        Page page = in_place ? stored_page(pages, place) : converted_page<L>(rows, pages, place);
+        page.chosen = cells;
+        attend_page<L>(tile, rows, page, index * kBlockTokens);
+        index = next;
     }
     for (int row = 0; row < rows.count; ++row) {
         float half[8];
@@ -461,7 +455,16 @@ inline int32_t tile_last_range(const AttentionTile &tile) {
 }
 
 inline bool row_sees(const AttentionTile &tile, int row, int32_t range) {
-    return visible(tile, row, range * kRangeCells, kRangeCells).any();
+    const int32_t from = range * kRangeCells;
+    if (tile.chosen != nullptr) return chooses(tile, row / tile.heads, from, from + kRangeCells);
+    return visible(tile, row, from, kRangeCells).any();
+}
+
+// Whether some row attends to the range; without chosen cells, all ranges of a tile are seen.
+inline bool tile_sees(const AttentionTile &tile, int32_t range) {
+    for (int token = 0; token < tile.tokens; ++token)
+        if (row_sees(tile, token * tile.heads, range)) return true;
+    return false;
 }
 
 // The tile with its rows attending to the sink cells only, which are range 0.
@@ -519,6 +522,7 @@ void attend(const AttentionTile &tile, float *scratch) noexcept {
     }
     pack_q<L>(tile, rows);
     for (int32_t range = first_range; range <= last_range; ++range) {
+        if (tile.chosen != nullptr && !tile_sees(tile, range)) continue;
         compute_range<L>(tile, rows, range);
         join_range<L>(tile, rows, range);
     }
@@ -591,11 +595,6 @@ void append(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, 
         else
             write_k_cell<L>(pages.k_type, page, column, k, pages.head_dim_k);
     }
-}
-
-template <typename L>
-constexpr AttentionKernels attention_table(const char *name) {
-    return {name, append<L>, attend<L>, attend_range<L>, join<L>};
 }
 
 }  // namespace

@@ -25,6 +25,17 @@ size_t AttentionRunner::scratch_bytes(const Attention &a) {
                                              group * std::max(kRangeTokens, attention_tile_tokens(group)));
 }
 
+Attention AttentionRunner::keys_of(const Indexer &s) {
+    Attention keys{};
+    keys.q = s.q, keys.k = s.k, keys.v = keys.out = kNoSlot;
+    keys.cache = s.cache;
+    keys.heads = s.heads, keys.kv_heads = 1;
+    keys.head_dim_k = s.head_dim;
+    keys.rope = s.rope;
+    keys.layer = s.layer;
+    return keys;
+}
+
 AttentionRunner::AttentionRunner(const Surroundings &surroundings, const CacheConfig &cache,
                                  int32_t max_tokens)
     : s_(surroundings), k_type_(cache.k), v_type_(cache.v) {
@@ -90,7 +101,7 @@ void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32
     const auto prepare = [&](float *x, const Rotations &rotations) {
         turn(a, x, group, a.q_norm, token, rotations);
         if (a.temperature.beta != 0) s_.vector->scale(temperature(a.temperature, position), x, size, x);
-        if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(x, group, a.head_dim_k);
+        if (rotates_k(a)) rotate_heads(x, group, a.head_dim_k);
     };
     if (a.sink_cells > 0) {
         float *sink_q = sink_row(a, token) + at;
@@ -106,8 +117,8 @@ void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const 
     float *k = row(a.k, token) + kv_head * a.head_dim_k;
     const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
     turn(a, k, 1, a.k_norm, token, rotations_);
-    if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(k, 1, a.head_dim_k);
-    if (v && can_rotate(a) && rotates_values(v_type_)) {
+    if (rotates_k(a)) rotate_heads(k, 1, a.head_dim_k);
+    if (v && rotates_v(a)) {
         std::copy_n(v, a.head_dim_v, work);
         rotate_heads(work, 1, a.head_dim_v);
         v = work;
@@ -170,7 +181,7 @@ void AttentionRunner::append_cells(const Attention &a, const Batch &batch, int t
 
 // The outputs are sums of rotated values: rotates them back.
 void AttentionRunner::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
-    if (!can_rotate(a) || !rotates_values(v_type_)) return;
+    if (!rotates_v(a)) return;
     for (int32_t t = 0; t < tile.tokens; ++t)
         rotate_heads(tile.out + t * tile.out_stride, tile.heads, a.head_dim_v);
 }
@@ -196,7 +207,10 @@ AttentionTile AttentionRunner::tile(const Attention &a, const SequenceSpan &sequ
             .sink_cells = a.sink_cells,
             .sink_q = a.sink_cells == 0
                           ? nullptr
-                          : sink_row(a, sequence.first + first) + kv_head * heads * a.head_dim_k};
+                          : sink_row(a, sequence.first + first) + kv_head * heads * a.head_dim_k,
+            .chosen = a.chosen == kNoSlot ? nullptr : row(a.chosen, sequence.first + first),
+            .chosen_stride = a.chosen == kNoSlot ? 0 : width(a.chosen),
+            .chosen_count = a.chosen == kNoSlot ? 0 : static_cast<int32_t>(width(a.chosen))};
 }
 
 size_t AttentionRunner::partials_of(const Attention &a, const CacheConfig &cache) const {

@@ -40,6 +40,9 @@ class AttentionRunner {
     // Bytes of scratch that a step needs per thread.
     static size_t scratch_bytes(const Attention &step);
 
+    // An attention whose append() rotates an indexer's queries and appends its keys.
+    static Attention keys_of(const Indexer &step);
+
     // Called by all threads, with a barrier after each; rotations() once per batch, before the others.
     void rotations(const Batch &batch, int thread) noexcept;
     void append(const Attention &step, const Batch &batch, int thread) noexcept;
@@ -65,13 +68,17 @@ class AttentionRunner {
                        int32_t tokens) const noexcept;
     void attend_by_ranges(const Attention &step, const SequenceSpan &sequence, int thread) noexcept;
 
-    // False if the cache layer stores no values because they are the first dimensions of its keys.
-    bool can_rotate(const Attention &step) const {
-        return s_.program->cache_layers[static_cast<size_t>(step.cache)].head_dim_v > 0;
+    const CacheLayer &layer(const Attention &step) const {
+        return s_.program->cache_layers[static_cast<size_t>(step.cache)];
     }
-    size_t group(const Attention &step) const {
-        return static_cast<size_t>(s_.program->cache_layers[static_cast<size_t>(step.cache)].group);
+    // Values that are the first dimensions of the keys are not rotated, and so neither are these keys.
+    bool rotates_k(const Attention &step) const {
+        return layer(step).f16_keys || (layer(step).head_dim_v > 0 && rotates_keys(k_type_));
     }
+    bool rotates_v(const Attention &step) const {
+        return layer(step).head_dim_v > 0 && rotates_values(v_type_);
+    }
+    size_t group(const Attention &step) const { return static_cast<size_t>(layer(step).group); }
     const float *vector_of(WeightId id) const {
         return id == kNoWeight
                    ? nullptr

@@ -1,4 +1,4 @@
-#include "kernels/cpu/attention_body.h"
+#include "kernels/cpu/attention_table.h"
 #include "kernels/cpu/vector_lanes_scalar.h"
 #include "kernels/cpu/vector_tables.h"
 

@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/attention_runner.h"
 #include "kernels/cpu/experts.h"
+#include "kernels/cpu/indexer_runner.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/phase_clock.h"
@@ -124,6 +125,9 @@ class CpuBackend final : public Backend {
     void run(const AttendPhase &phase, Worker &worker) noexcept {
         attention_.attend(phase.step, *batch_, worker.thread);
     }
+    void run(const IndexPhase &phase, Worker &worker) noexcept {
+        indexer_.run(phase.step, *batch_, worker.thread);
+    }
     void run(const HeadsPhase &phase, Worker &worker) noexcept;
     void run(const CopyPhase &phase, Worker &worker) noexcept;
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
@@ -167,6 +171,7 @@ class CpuBackend final : public Backend {
     std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
     std::vector<LazyBuffer> packed_head_;  // per thread: one head's slice of all tokens
     AttentionRunner attention_;
+    IndexerRunner indexer_;
     ExpertRunner experts_;
     ScanRunner scans_;
 
@@ -222,6 +227,13 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
                                   .slots = slots_,
                                   .scratch = scratch_},
                                  cache, max_tokens);
+    indexer_ = IndexerRunner({.program = &program_,
+                              .kernels = isa_.attention,
+                              .pool = pool_.get(),
+                              .cache = &cache_,
+                              .slots = slots_,
+                              .scratch = scratch_},
+                             cache);
     experts_ = ExpertRunner({.program = &program_,
                              .linear = isa_.linear,
                              .vector = isa_.vector,
@@ -264,6 +276,7 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
                            enlarge(need.packed_head, packed_bytes(act_format(w.type), w.cols, max_tokens_));
                        },
                        [&](const Attention &s) { enlarge(need.scratch, AttentionRunner::scratch_bytes(s)); },
+                       [&](const Indexer &s) { enlarge(need.scratch, IndexerRunner::scratch_bytes(s)); },
                        [](const Norm &) {},
                        [](const Copy &) {},
                        [](const Activation &) {},
@@ -435,6 +448,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
                        [](const PreparePhase &) {},
                        [](const AppendPhase &) {},
                        [](const AttendPhase &) {},
+                       [](const IndexPhase &) {},
                        [](const HeadsPhase &) {},
                        [](const CopyPhase &) {},
                        [](const ScanPhase &) {},

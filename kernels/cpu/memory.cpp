@@ -35,14 +35,16 @@ LazyBuffer &LazyBuffer::operator=(LazyBuffer &&other) noexcept {
     return *this;
 }
 
-CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) : k_(config.k), v_(config.v) {
+CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) : v_(config.v) {
     groups_.resize(config.blocks.size());
     for (const CacheLayer &layer : program.cache_layers) {
         Group &group = groups_[static_cast<size_t>(layer.group)];
         const size_t head_cells = static_cast<size_t>(layer.kv_heads) * kBlockTokens;
+        const CacheType k_type = key_type(layer, config.k);
         const size_t k_offset = group.block,
-                     v_offset = k_offset + head_cells * cache_row_bytes(k_, layer.head_dim_k);
-        layers_.push_back({static_cast<size_t>(layer.group), k_offset, v_offset, layer.head_dim_v > 0});
+                     v_offset = k_offset + head_cells * cache_row_bytes(k_type, layer.head_dim_k);
+        layers_.push_back(
+            {static_cast<size_t>(layer.group), k_offset, v_offset, layer.head_dim_v > 0, k_type});
         group.block = v_offset + head_cells * cache_row_bytes(v_, layer.head_dim_v);
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -58,7 +60,7 @@ KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId
     const Group &group = groups_[place.group];
     const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens;
     std::byte *base = group.memory.data();
-    return {.k = base + place.k_offset + head_cells * cache_row_bytes(k_, step.head_dim_k),
+    return {.k = base + place.k_offset + head_cells * cache_row_bytes(place.k_type, step.head_dim_k),
             .v = place.has_v ? base + place.v_offset + head_cells * cache_row_bytes(v_, step.head_dim_v)
                              : nullptr,
             .k_stride = group.block,
@@ -66,8 +68,15 @@ KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId
             .table = table,
             .head_dim_k = step.head_dim_k,
             .head_dim_v = step.head_dim_v,
-            .k_type = k_,
+            .k_type = place.k_type,
             .v_type = v_};
+}
+
+KvPages CacheMemory::pages(const Indexer &step, const BlockId *table) const {
+    Attention keys{};
+    keys.cache = step.cache;
+    keys.head_dim_k = step.head_dim;
+    return pages(keys, 0, table);
 }
 
 std::span<std::byte> CacheMemory::block(int32_t group, BlockId block) const {

@@ -43,6 +43,8 @@ class CacheMemory {
 
     // The pages of one layer and K/V head, for the blocks of `table`.
     KvPages pages(const Attention &step, int32_t kv_head, const BlockId *table) const;
+    // The pages of an indexer's keys.
+    KvPages pages(const Indexer &step, const BlockId *table) const;
 
     // All bytes of a block.
     std::span<std::byte> block(int32_t group, BlockId block) const;
@@ -52,13 +54,14 @@ class CacheMemory {
         size_t group;
         size_t k_offset, v_offset;  // of the layer's first K and V page in a block, in bytes
         bool has_v;                 // false: values are the first dimensions of K
+        CacheType k_type;
     };
     struct Group {
         LazyBuffer memory;
         size_t block = 0;  // bytes per block
     };
 
-    CacheType k_ = CacheType::F16, v_ = CacheType::F16;
+    CacheType v_ = CacheType::F16;
     std::vector<LayerPlace> layers_;
     std::vector<Group> groups_;
 };

@@ -41,6 +41,9 @@ Described described(const Phase &phase) {
             [](const AttendPhase &p) {
                 return Described{"attention", p.step.layer};
             },
+            [](const IndexPhase &p) {
+                return Described{"indexer", p.step.layer};
+            },
             [](const HeadsPhase &p) {
                 return Described{"matrix", p.step.layer};
             },

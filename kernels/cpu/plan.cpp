@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "kernels/cpu/attention_runner.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/steps.h"
 
@@ -37,6 +38,7 @@ PackedInput packed_input_of(const Step &step, const Program &program) {
                           [](const Norm &) { return PackedInput{}; },
                           [](const Copy &) { return PackedInput{}; },
                           [](const Attention &) { return PackedInput{}; },
+                          [](const Indexer &) { return PackedInput{}; },
                           [](const Activation &) { return PackedInput{}; },
                           [](const ShortConv &) { return PackedInput{}; },
                           [](const ScanGate &) { return PackedInput{}; },
@@ -125,6 +127,10 @@ class Planner {
                        [&](const Attention &s) {
                            phases.push_back(AppendPhase{s});
                            phases.push_back(AttendPhase{s});
+                       },
+                       [&](const Indexer &s) {
+                           phases.push_back(AppendPhase{AttentionRunner::keys_of(s)});
+                           phases.push_back(IndexPhase{s});
                        },
                        [&](const Activation &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
                        [&](const HeadLinear &s) { phases.push_back(HeadsPhase{s}); },

@@ -36,13 +36,18 @@ struct MultiplyPhase {
     Linear step;
 };
 
-// Head norms and RoPE; appends K and V to the cache.
+// Head norms and RoPE; appends K and V to the cache. Also of an indexer (AttentionRunner::keys_of()).
 struct AppendPhase {
     Attention step;
 };
 
 struct AttendPhase {
     Attention step;
+};
+
+// The scores of an indexer, and its choice.
+struct IndexPhase {
+    Indexer step;
 };
 
 struct HeadsPhase {
@@ -73,8 +78,8 @@ struct LogitsPhase {
     Logits step;
 };
 
-using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, HeadsPhase,
-                           CopyPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
+using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, IndexPhase,
+                           HeadsPhase, CopyPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
 
 // One list of phases per part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);

@@ -110,13 +110,13 @@ void add_values(const AttentionTile &tile, const Rows &rows, const Page &page, i
         const float *p = matrix + (first + r) * stride + int64_t{index} * kBlockTokens;
         for (int i = 0; i < kBlockTokens; i += W) L::store(rows.p + r * kBlockTokens + i, L::load(p + i));
     }
-    Visible cells[R];
-    for (int r = 0; r < R; ++r) cells[r] = visible(tile, first + r, index * kBlockTokens, kBlockTokens);
+    CellBits cells[R];
+    for (int r = 0; r < R; ++r) cells[r] = page_cells(tile, first + r, index * kBlockTokens, nullptr);
     for (int r = 0; r < R;) {
         int same = 1;
         if constexpr (R > 1)
             while (r + same < R && cells[r + same] == cells[r]) ++same;
-        if (cells[r].any())
+        if (cells[r] != 0)
             with_form(page, page.v_type, [&](auto form) {
                 with_rows<R>(same, [&](auto count) {
                     weighted_sum<L, decltype(count)::value, decltype(form)>(

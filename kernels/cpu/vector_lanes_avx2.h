@@ -94,6 +94,11 @@ struct Avx2Lanes {
     static Float keep(Float a, Float b, int begin, int end) {
         return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_andnot_si256(first(begin), first(end))));
     }
+    static Float keep_bits(Float a, Float b, uint32_t bits) {
+        const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), lanes);
+        return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, lanes)));
+    }
     static int find(Float a, float x) {
         const int equal = _mm256_movemask_ps(_mm256_cmp_ps(a, set(x), _CMP_EQ_OQ));
         return equal == 0 ? kWidth : __builtin_ctz(static_cast<unsigned>(equal));

@@ -80,6 +80,9 @@ struct Avx512Lanes {
     static Float keep(Float a, Float b, int begin, int end) {
         return _mm512_mask_blend_ps(static_cast<__mmask16>(first(end) & ~first(begin)), b, a);
     }
+    static Float keep_bits(Float a, Float b, uint32_t bits) {
+        return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), b, a);
+    }
     static int find(Float a, float x) {
         const unsigned equal = _mm512_cmp_ps_mask(a, set(x), _CMP_EQ_OQ);
         return equal == 0 ? kWidth : __builtin_ctz(equal);

@@ -137,6 +137,10 @@ struct ScalarLanes {
     static Float keep(Float a, Float b, int begin, int end) {
         return each([&](int i) { return i >= begin && i < end ? a.lane[i] : b.lane[i]; });
     }
+    // Lane i of a if bit i is set, else of b.
+    static Float keep_bits(Float a, Float b, uint32_t bits) {
+        return each([&](int i) { return (bits >> i & 1u) != 0 ? a.lane[i] : b.lane[i]; });
+    }
     // Index of the first lane that equals x, or kWidth.
     static int find(Float a, float x) {
         int i = 0;

@@ -210,9 +210,11 @@ class Planner {
         use_floats(step.k_norm);
         use_floats(step.sinks);
         use_floats(step.slopes);
+        expect(step.chosen == kNoSlot, "sparse attention");
         plan_.ops.push_back(AttentionOp{step, {}});
         written(step.out);
     }
+    void add(const Indexer &) { expect(false, "the indexer of sparse attention"); }
     static ActivationKind activation_of(Activation::Kind act) {
         switch (act) {
             case Activation::Kind::Silu:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -72,10 +73,13 @@ double temperature(const Attention::Temperature &t, int32_t position) {
 
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks,
-                    std::span<const double> sink_q, std::span<const double> slopes) {
+                    std::span<const double> sink_q, std::span<const double> slopes,
+                    std::span<const double> chosen) {
     const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
     const size_t kv_heads = static_cast<size_t>(step.kv_heads);
     const auto visible = [&](int64_t key) {
+        if (!chosen.empty() && std::ranges::find(chosen, static_cast<double>(key)) == chosen.end())
+            return false;
         if (step.window == 0 || key < step.sink_cells) return true;
         if (step.window_kind == Attention::Window::Sliding) return own - key < step.window;
         return key / step.window == own / step.window;
@@ -114,6 +118,37 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
         for (const double x : mixed) out.push_back(x / sum);
     }
     return out;
+}
+
+void hadamard(std::span<double> heads, size_t size) {
+    const size_t block = size & (~size + 1);  // the largest power of two that divides it
+    for (; !heads.empty(); heads = heads.subspan(block)) {
+        const Row x(heads.begin(), heads.begin() + static_cast<std::ptrdiff_t>(block));
+        for (size_t i = 0; i < block; ++i) {
+            double sum = 0;
+            for (size_t j = 0; j < block; ++j) sum += std::popcount(i & j) % 2 == 0 ? x[j] : -x[j];
+            heads[i] = sum / std::sqrt(static_cast<double>(block));
+        }
+    }
+}
+
+Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const double> weights,
+                 std::span<const double> k) {
+    const auto dim = static_cast<size_t>(step.head_dim), top_k = static_cast<size_t>(step.top_k);
+    std::vector<std::pair<double, size_t>> cells;  // -score, cell
+    for (size_t cell = 0; cell < k.size() / dim; ++cell) {
+        double score = 0;
+        for (size_t h = 0; h < weights.size(); ++h)
+            score += weights[h] * std::max(dot(q.subspan(h * dim, dim), k.subspan(cell * dim, dim)), 0.0);
+        cells.emplace_back(-score, cell);
+    }
+    std::ranges::sort(cells);
+    cells.resize(std::min(cells.size(), top_k));
+    Row chosen;
+    for (const auto &[score, cell] : cells) chosen.push_back(static_cast<double>(cell));
+    std::ranges::sort(chosen);
+    chosen.resize(top_k, -1);
+    return chosen;
 }
 
 namespace {

@@ -30,11 +30,20 @@ void rope(std::span<double> head, const RopeTable &table, int32_t position);
 
 // Steps 5 to 7 of Attention for all heads of one token, which is at index `own` of the keys: q
 // [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the
-// first dimensions of k), sinks and slopes [heads] or empty, sink_q: q for the sink cells, if there are any.
-// Returns [heads][head_dim_v].
+// first dimensions of k), sinks and slopes [heads] or empty, sink_q: q for the sink cells, if there are any;
+// chosen: the row that an Indexer wrote, if there is one. Returns [heads][head_dim_v].
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks = {},
-                    std::span<const double> sink_q = {}, std::span<const double> slopes = {});
+                    std::span<const double> sink_q = {}, std::span<const double> slopes = {},
+                    std::span<const double> chosen = {});
+
+// Multiplies each head of `size` dimensions, in place, by the Hadamard matrix of rotates_keys() (backend.h).
+void hadamard(std::span<double> heads, size_t size);
+
+// Steps 4 and 5 of Indexer for one token: q [heads][head_dim], weights [heads], k [keys][head_dim], all keys up
+// to the token's own. Returns [top_k].
+Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const double> weights,
+                 std::span<const double> k);
 
 // 1 + beta * ln(1 + floor((position + offset) / length))
 double temperature(const Attention::Temperature &temperature, int32_t position);

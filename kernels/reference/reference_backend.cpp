@@ -293,9 +293,11 @@ class ReferenceBackend final : public Backend {
     static double widened(uint16_t bits, CacheType type) {
         return double{type == CacheType::F16 ? gguf::f16_to_f32(bits) : gguf::bf16_to_f32(bits)};
     }
-    std::span<const BlockId> table_of(const SequenceSpan &sequence, const Attention &s) const {
-        return sequence
-            .tables[static_cast<size_t>(program_.cache_layers[static_cast<size_t>(s.cache)].group)];
+    std::span<const BlockId> table_of(const SequenceSpan &sequence, int32_t cache) const {
+        return sequence.tables[static_cast<size_t>(program_.cache_layers[static_cast<size_t>(cache)].group)];
+    }
+    CacheType key_type_of(int32_t cache) const {
+        return key_type(program_.cache_layers[static_cast<size_t>(cache)], cache_.k);
     }
     // Offset of a cell of a sequence. Precondition: its block exists.
     static size_t place(std::span<const BlockId> table, int32_t cell, size_t cell_width) {
@@ -306,7 +308,7 @@ class ReferenceBackend final : public Backend {
         Pages &pages = pages_[static_cast<size_t>(s.cache)];
         const Row norm_weight = vector_of(s.k_norm);
         const auto put = [&](const SequenceSpan &sequence, int32_t cell, int32_t token) {
-            const auto table = table_of(sequence, s);
+            const auto table = table_of(sequence, s.cache);
             const auto t = static_cast<size_t>(token);
             const Row k = turned(row(s.k, t), s, norm_weight, batch_->positions[t]);
             uint16_t *to = pages.keys.data() + place(table, cell, pages.key_width);
@@ -315,9 +317,44 @@ class ReferenceBackend final : public Backend {
             to = pages.values.data() + place(table, cell, pages.value_width);
             for (const double value : row(s.v, t)) *to++ = rounded(value, cache_.v);
         };
+        for_new_cells(put);
+    }
+    // Calls put(sequence, cell, token) for every cell that the batch appends.
+    template <class F>
+    void for_new_cells(F &&put) const {
         for (const SequenceSpan &q : batch_->sequences) {
             for (int32_t i = 0; i < q.shared; ++i) put(q, q.past - q.shared + i, q.shared_from + i);
             for (int32_t i = 0; i < q.count; ++i) put(q, q.past + i, q.first + i);
+        }
+    }
+    // RoPE and the Hadamard matrix for each of the heads.
+    Row turned(std::span<const double> heads, const Indexer &s, int32_t position) const {
+        Row out(heads.begin(), heads.end());
+        const auto dim = static_cast<size_t>(s.head_dim);
+        for (size_t at = 0; at < out.size() && s.rope >= 0; at += dim)
+            rope(std::span(out).subspan(at, dim), program_.ropes[static_cast<size_t>(s.rope)], position);
+        hadamard(out, dim);
+        return out;
+    }
+    void run(const Indexer &s) {
+        Pages &pages = pages_[static_cast<size_t>(s.cache)];
+        const CacheType type = key_type_of(s.cache);
+        for_new_cells([&](const SequenceSpan &sequence, int32_t cell, int32_t token) {
+            const auto t = static_cast<size_t>(token);
+            uint16_t *to = pages.keys.data() + place(table_of(sequence, s.cache), cell, pages.key_width);
+            for (const double value : turned(row(s.k, t), s, batch_->positions[t]))
+                *to++ = rounded(value, type);
+        });
+        for (const SequenceSpan &sequence : batch_->sequences) {
+            const Row k = cells_of(pages.keys, pages.key_width, type, table_of(sequence, s.cache),
+                                   sequence.past + sequence.count);
+            for (int32_t i = 0; i < sequence.count; ++i) {
+                const auto t = static_cast<size_t>(sequence.first + i);
+                const size_t visible = static_cast<size_t>(sequence.past + i + 1) * pages.key_width;
+                std::ranges::copy(choose_cells(s, turned(row(s.q, t), s, batch_->positions[t]),
+                                               row(s.weights, t), std::span(k).first(visible)),
+                                  row(s.chosen, t).begin());
+            }
         }
     }
     // Cells [0, count) of a sequence; zeros if there is no block.
@@ -336,7 +373,7 @@ class ReferenceBackend final : public Backend {
         const Pages &pages = pages_[static_cast<size_t>(s.cache)];
         const Row sinks = vector_of(s.sinks), slopes = vector_of(s.slopes), norm_weight = vector_of(s.q_norm);
         for (const SequenceSpan &sequence : batch_->sequences) {
-            const auto table = table_of(sequence, s);
+            const auto table = table_of(sequence, s.cache);
             const int32_t end = sequence.past + sequence.count;
             const Row k = cells_of(pages.keys, pages.key_width, cache_.k, table, end),
                       v = cells_of(pages.values, pages.value_width, cache_.v, table, end);
@@ -350,8 +387,8 @@ class ReferenceBackend final : public Backend {
                 };
                 const Row to_sinks =
                     s.sink_cells > 0 ? query(std::min(position, s.window + s.sink_cells - 1)) : Row{};
-                const Row out =
-                    attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks, slopes);
+                const Row out = attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks,
+                                                slopes, row_or_none(s.chosen, t));
                 std::ranges::copy(out, row(s.out, t).begin());
             }
         }

@@ -347,6 +347,7 @@ class Cases {
                   bits(step.softcap),
                   type(step.sinks),
                   type(step.slopes),
+                  step.chosen != kNoSlot,
                   bits(t.beta),
                   t.length,
                   t.offset}))
@@ -354,6 +355,7 @@ class Cases {
         // A window longer than the test sequence would hide no token and so not be tested.
         const int32_t window = std::min(step.window, attention_tokens_ / 2);
         const auto program = [this, step, window] {
+            if (step.chosen != kNoSlot) return sparse(step);
             Attention first = step;
             first.cache = 0;
             first.window = window;
@@ -366,6 +368,27 @@ class Cases {
         };
         push_exact(attention_name(step, window), "", program, kAttention).tokens = attention_tokens_;
     }
+    // An indexer that chooses half of the cells, then attention to these.
+    Program sparse(Attention attention) const {
+        Indexer indexer{};
+        for_each_step<Indexer>(program_, [&](const Indexer &step) {
+            if (step.chosen == attention.chosen) indexer = step;
+        });
+        indexer.top_k = attention_tokens_ / 2;
+        Small both = small(attention_tokens_);
+        both.program().slots[static_cast<size_t>(indexer.chosen)].width = indexer.top_k;
+        for (const int32_t cache : {attention.cache, indexer.cache})
+            both.program().cache_layers.push_back(program_.cache_layers[static_cast<size_t>(cache)]);
+        for (CacheLayer &layer : both.program().cache_layers) layer.group = 0;
+        attention.cache = 0, indexer.cache = 1;
+        both.input(indexer.q).input(indexer.k).input(indexer.weights).step(indexer);
+        return both.input(attention.q)
+            .input(attention.k)
+            .input(attention.v)
+            .step(attention)
+            .look_at(attention.out);
+    }
+    void add(const Indexer &) {}  // checked together with the attention that reads its choice
     static std::string attention_name(const Attention &step, int32_t window) {
         std::string name = "attention, " + std::to_string(step.heads) + " heads of " +
                            std::to_string(step.head_dim_k) + ", " + std::to_string(step.kv_heads) + " of K/V";
@@ -374,6 +397,7 @@ class Cases {
             name += (sliding ? ", window " : ", chunks of ") + std::to_string(step.window);
             if (window != step.window) name += " (here " + std::to_string(window) + ")";
         }
+        if (step.chosen != kNoSlot) name += ", with an indexer";
         if (step.sink_cells > 0) name += ", with sink cells";
         if (step.softcap > 0) name += ", soft-cap";
         if (step.sinks != kNoWeight) name += ", sinks";

@@ -23,7 +23,8 @@ KvMemory::Layout KvMemory::layout(const Program &program, const CacheConfig &con
             all.bytes += (blocks * pages.bytes + kAlignment - 1) / kAlignment * kAlignment;
             return pages;
         };
-        const Pages k = place(config.k, layer.head_dim_k), v = place(config.v, layer.head_dim_v);
+        const Pages k = place(key_type(layer, config.k), layer.head_dim_k),
+                    v = place(config.v, layer.head_dim_v);
         all.layers.push_back({layer.group, k, v});
     }
     return all;

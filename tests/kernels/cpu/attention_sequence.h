@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -132,6 +133,23 @@ class Sequence {
                 k[static_cast<size_t>(i / shape.head_dim_v * shape.head_dim_k + i % shape.head_dim_v)];
     }
 
+    // Lets every token attend to `count` random cells; half of the tokens prefer neighbors.
+    void choose(Engine &engine, int32_t count) {
+        chosen_count = count;
+        chosen.assign(static_cast<size_t>(int64_t{shape.cells} * count), -1);
+        for (int32_t own = 0; own < shape.cells; ++own) {
+            std::vector<int32_t> cells(static_cast<size_t>(own) + 1);
+            std::iota(cells.begin(), cells.end(), 0);
+            if (own % 2 == 0)
+                std::shuffle(cells.begin(), cells.end(), engine);
+            else
+                std::rotate(cells.begin(), cells.begin() + pick(engine, 0, own), cells.end());
+            cells.resize(std::min(cells.size(), static_cast<size_t>(count)));
+            std::sort(cells.begin(), cells.end());
+            std::copy(cells.begin(), cells.end(), chosen.begin() + int64_t{own} * count);
+        }
+    }
+
     void append(const AttentionKernels &kernels, int32_t cell, int32_t tokens) {
         kernels.append(pages, cell, tokens, k.data() + cell * shape.head_dim_k, shape.head_dim_k,
                        v.data() + cell * shape.head_dim_v, shape.head_dim_v);
@@ -169,7 +187,15 @@ class Sequence {
         tile.sink_cells = shape.sink_cells;
         if (shape.sink_cells > 0)
             tile.sink_q = sink_q.data() + int64_t{cell} * shape.heads * shape.head_dim_k;
+        if (chosen_count > 0) tile.chosen = chosen.data() + int64_t{cell} * chosen_count;
+        tile.chosen_stride = tile.chosen_count = chosen_count;
         return tile;
+    }
+
+    // The chosen cells of the token in cell `own`; empty if there is no choice.
+    reference::Row chosen_row(int64_t own) const {
+        const auto from = chosen.begin() + own * chosen_count;
+        return {from, from + chosen_count};
     }
 
     // The values of k and v in the cache.
@@ -197,6 +223,8 @@ class Sequence {
     std::vector<BlockId> table;
     KvPages pages;
     Floats q, k, v, sinks, slopes, sink_q;
+    Floats chosen;  // [cells][chosen_count], of choose()
+    int32_t chosen_count = 0;
 
   private:
     size_t block_of(int32_t cell) const {
@@ -253,6 +281,7 @@ inline Floats attend_one_by_one(const AttentionKernels &kernels, const Sequence 
             tile.q += t * whole.q_stride + h * whole.pages.head_dim_k;
             tile.out += t * whole.out_stride + h * whole.pages.head_dim_v;
             tile.first_cell += t;
+            if (tile.chosen) tile.chosen += t * whole.chosen_stride;
             if (tile.sinks) tile.sinks += h;
             if (tile.slopes) tile.slopes += h;
             if (tile.sink_q) tile.sink_q += t * whole.q_stride + h * whole.pages.head_dim_k;
@@ -272,7 +301,8 @@ inline float exponential(float x) {
     return x;
 }
 
-// One row, computed literally as attention.h defines it: cells [begin, end) of q's sequence.
+// One row, computed literally as attention.h defines it: cells [begin, end) of q's sequence, or the chosen ones of
+// them.
 struct Partial {
     float m = -1e30f, l = 0;
     Floats o;
@@ -280,7 +310,10 @@ struct Partial {
 
 inline Partial range_by_definition(const float *q, const Floats &k, const Floats &v,
                                    const AttentionTile &tile, int32_t begin, int32_t end, float slope,
-                                   int32_t own) {
+                                   int32_t own, const std::vector<float> &chosen = {}) {
+    const auto hidden = [&](int32_t cell) {
+        return !chosen.empty() && !std::binary_search(chosen.begin(), chosen.end(), static_cast<float>(cell));
+    };
     const int32_t dk = tile.pages.head_dim_k, dv = tile.pages.head_dim_v;
     Partial out;
     out.o.assign(static_cast<size_t>(dv), 0.0f);
@@ -289,6 +322,7 @@ inline Partial range_by_definition(const float *q, const Floats &k, const Floats
         float s[32], p[32] = {}, largest = out.m;
         const int32_t first = std::max(begin, page * 32), last = std::min(end, page * 32 + 32);
         for (int32_t cell = first; cell < last; ++cell) {
+            if (hidden(cell)) continue;
             float sum = 0;
             for (int32_t d = 0; d < dk; ++d) sum = std::fma(q[d], k[static_cast<size_t>(cell * dk + d)], sum);
             s[cell % 32] = sum * tile.scale;
@@ -303,10 +337,11 @@ inline Partial range_by_definition(const float *q, const Floats &k, const Floats
             for (float &x : out.o) x *= factor;
             out.m = largest;
         }
-        for (int32_t cell = first; cell < last; ++cell) p[cell % 32] = exponential(s[cell % 32] - out.m);
+        for (int32_t cell = first; cell < last; ++cell)
+            if (!hidden(cell)) p[cell % 32] = exponential(s[cell % 32] - out.m);
         for (int i = 0; i < 16; ++i) l[i] += p[i] + p[i + 16];
         for (int32_t cell = first; cell < last; ++cell)
-            for (int32_t d = 0; d < dv; ++d)
+            for (int32_t d = 0; d < dv && !hidden(cell); ++d)
                 out.o[static_cast<size_t>(d)] = std::fma(p[cell % 32], v[static_cast<size_t>(cell * dv + d)],
                                                          out.o[static_cast<size_t>(d)]);
     }
@@ -333,11 +368,22 @@ inline Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32
                 range_by_definition(tile.sink_q + int64_t{row} * tile.pages.head_dim_k, k, v, tile, 0,
                                     std::min(own + 1, sinks), slope, std::min(own, tile.window + sinks - 1));
         seen = std::max(seen, sinks);
+        std::vector<float> chosen;
+        if (tile.chosen) {
+            const float *from = tile.chosen + row / tile.heads * tile.chosen_stride;
+            chosen.assign(from, from + std::min(own + 1, tile.chosen_count));
+        }
+        const auto chooses = [&](int32_t range) {
+            return chosen.empty() || std::ranges::any_of(chosen, [&](float one) {
+                       return static_cast<int32_t>(one) / kRangeCells == range;
+                   });
+        };
         for (int32_t range = seen / kRangeCells; seen <= own && range <= own / kRangeCells; ++range) {
+            if (!chooses(range)) continue;
             const Partial part =
                 range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v, tile,
                                     std::max(seen, range * kRangeCells),
-                                    std::min(own + 1, (range + 1) * kRangeCells), slope, own);
+                                    std::min(own + 1, (range + 1) * kRangeCells), slope, own, chosen);
             if (joined.o.empty()) {
                 joined = part;
                 continue;
@@ -389,7 +435,7 @@ inline double error_against_reference(const Sequence &sequence, int32_t cell, in
         const auto expected = reference::attention_heads(
             step, std::span(q).subspan(static_cast<size_t>(own * width), static_cast<size_t>(width)), k,
             s.values_are_keys ? reference::Row{} : v, own, s.sinks ? sinks : reference::Row{}, {},
-            s.slopes ? slopes : reference::Row{});
+            s.slopes ? slopes : reference::Row{}, sequence.chosen_row(own));
         for (size_t i = 0; i < expected.size(); ++i) {
             const double difference =
                 std::fabs(out[static_cast<size_t>(t) * expected.size() + i] - expected[i]);

@@ -1,0 +1,120 @@
+// Which cells of the KV cache a row of an AttentionTile attends to: those of its window, or the chosen ones.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/attention.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+// Cells of a page, by bit.
+using CellBits = uint32_t;
+static_assert(kBlockTokens == 32);
+constexpr CellBits kAllCells = ~CellBits{0};
+
+// Cells [begin, end) of a page or range are visible to a row; none if begin >= end.
+struct Visible {
+    int begin, end;
+    bool any() const { return begin < end; }
+    bool operator==(const Visible &) const = default;
+};
+
+// Visible cells of a row within [from, from + cells), counted from `from`, if there are no chosen ones.
+inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t cells) {
+    const int32_t own = tile.first_cell + row / tile.heads;
+    const int32_t first = first_visible(tile, own);
+    const int32_t begin = first > from ? first - from : 0;
+    const int32_t end = (own < tile.end_cell ? own + 1 : tile.end_cell) - from;
+    return {begin, end < cells ? end : cells};
+}
+
+// The visible cells of a page. chosen: those of each token, or null.
+inline CellBits page_cells(const AttentionTile &tile, int row, int32_t page_cell, const CellBits *chosen) {
+    const Visible cells = visible(tile, row, page_cell, kBlockTokens);
+    if (!cells.any()) return 0;
+    const CellBits window = kAllCells << cells.begin & kAllCells >> (kBlockTokens - cells.end);
+    return chosen == nullptr ? window : window & chosen[row / tile.heads];
+}
+
+// Removes the lowest run of neighboring cells, [begin, end), from `cells`, which must not be 0.
+struct CellRun {
+    int begin, end;
+};
+inline CellRun take_run(CellBits &cells) {
+    const int begin = __builtin_ctz(cells);
+    const CellBits after = ~(cells >> begin);
+    const int end = after == 0 ? kBlockTokens : begin + __builtin_ctz(after);
+    cells = end == kBlockTokens ? 0 : cells & kAllCells << end;
+    return {begin, end};
+}
+
+// How many cells a token chooses.
+inline int32_t chosen_count(const AttentionTile &tile, int32_t token) {
+    const int32_t visible = tile.first_cell + token + 1;
+    return visible < tile.chosen_count ? visible : tile.chosen_count;
+}
+
+inline int32_t chosen_cell(const AttentionTile &tile, int32_t token, int32_t i) {
+    return static_cast<int32_t>(tile.chosen[token * tile.chosen_stride + i]);
+}
+
+// Index of the first chosen cell of a token that is not before `cell`.
+inline int32_t first_chosen(const AttentionTile &tile, int32_t token, int32_t cell) {
+    int32_t low = 0, high = chosen_count(tile, token);
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (chosen_cell(tile, token, middle) < cell)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// Whether a token chooses a cell in [from, end).
+inline bool chooses(const AttentionTile &tile, int32_t token, int32_t from, int32_t end) {
+    const int32_t first = first_chosen(tile, token, from);
+    return first < chosen_count(tile, token) && chosen_cell(tile, token, first) < end;
+}
+
+// The chosen cells of a tile's tokens from a cell on, page by page. Without chosen cells: all pages.
+class ChosenCells {
+  public:
+    ChosenCells(const AttentionTile &tile, int32_t from) : tile_(tile) {
+        if (tile.chosen == nullptr) return;
+        for (int32_t t = 0; t < tile.tokens; ++t) at_[t] = first_chosen(tile, t, from);
+    }
+    // The first page, in [page, end), that has chosen cells which were not taken yet; `end` if none has.
+    int32_t next_page(int32_t page, int32_t end) const {
+        if (tile_.chosen == nullptr) return page < end ? page : end;
+        int32_t next = end;
+        for (int32_t t = 0; t < tile_.tokens; ++t) {
+            if (at_[t] == chosen_count(tile_, t)) continue;
+            const int32_t of_token = chosen_cell(tile_, t, at_[t]) / kBlockTokens;
+            if (of_token < next) next = of_token;
+        }
+        return next;
+    }
+    // The chosen cells of each token in this page; null if all are visible.
+    const CellBits *take(int32_t page) {
+        if (tile_.chosen == nullptr) return nullptr;
+        for (int32_t t = 0; t < tile_.tokens; ++t) {
+            bits_[t] = 0;
+            for (; at_[t] < chosen_count(tile_, t); ++at_[t]) {
+                const int32_t cell = chosen_cell(tile_, t, at_[t]) - page * kBlockTokens;
+                if (cell >= kBlockTokens) break;
+                bits_[t] |= CellBits{1} << cell;
+            }
+        }
+        return bits_;
+    }
+
+  private:
+    const AttentionTile &tile_;
+    int32_t at_[kMostTileTokens];
+    CellBits bits_[kMostTileTokens];
+};
+
+}  // namespace
+}  // namespace runnel::kernels::cpu

@@ -1,0 +1,129 @@
+#include "kernels/cpu/indexer_runner.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "kernels/steps.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+constexpr int32_t kTurnTokens = 16;
+
+// An integer with the order of the scores; 0 for NaN.
+uint32_t order_of(float score) {
+    if (score != score) return 0;
+    const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);  // -0 becomes 0
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The count-th largest order, and how many scores of that order are among the `count` largest: found byte by byte
+// from the highest on, by counting the orders that have the bytes found so far.
+struct Threshold {
+    uint32_t order = 0;
+    int32_t equal;
+};
+Threshold threshold_of(std::span<const float> scores, int32_t count) {
+    Threshold found{0, count};
+    uint32_t known = 0;  // the bits of found.order that are known
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        std::array<int32_t, 256> counts{};
+        for (const float score : scores) {
+            const uint32_t order = order_of(score);
+            if ((order & known) == found.order) ++counts[order >> shift & 255u];
+        }
+        uint32_t byte = 255;
+        for (; counts[byte] < found.equal; --byte) found.equal -= counts[byte];
+        found.order |= byte << shift;
+        known |= 255u << shift;
+    }
+    return found;
+}
+
+}  // namespace
+
+void choose_largest(std::span<const float> scores, int32_t count, float *chosen) noexcept {
+    float *const end = chosen + count;
+    const auto cells = static_cast<int32_t>(scores.size());
+    if (cells <= count) {
+        for (int32_t cell = 0; cell < cells; ++cell) *chosen++ = static_cast<float>(cell);
+    } else {
+        Threshold least = threshold_of(scores, count);
+        for (int32_t cell = 0; cell < cells; ++cell) {
+            const uint32_t order = order_of(scores[static_cast<size_t>(cell)]);
+            if (order > least.order || (order == least.order && least.equal-- > 0))
+                *chosen++ = static_cast<float>(cell);
+        }
+    }
+    std::fill(chosen, end, -1.0f);
+}
+
+size_t IndexerRunner::scratch_bytes(const Indexer &step) {
+    return index_scratch(step.head_dim) * sizeof(float);
+}
+
+IndexerRunner::IndexerRunner(const Surroundings &surroundings, const CacheConfig &cache) : s_(surroundings) {
+    for_each_step<Indexer>(*s_.program, [&](const Indexer &step) {
+        const int32_t blocks = cache.blocks[static_cast<size_t>(group(step))];
+        cells_ = std::max(cells_, int64_t{blocks} * kBlockTokens);
+    });
+    scores_ = LazyBuffer(static_cast<size_t>(cells_) * kTurnTokens * sizeof(float), "the indexer");
+}
+
+// Tokens [first, end) of the batch, of one sequence, that have more than top_k cells, and the ranges of their cells.
+struct IndexerRunner::Piece {
+    int32_t first, end;
+    int32_t pages;  // up to the last token's cell
+    Piece(const Indexer &step, const SequenceSpan &s, int32_t turn, int32_t turn_end) {
+        first = std::max({turn, s.first, s.first + step.top_k - s.past});
+        end = std::max(first, std::min(turn_end, s.first + s.count));
+        pages = (s.past + end - s.first + kBlockTokens - 1) / kBlockTokens;
+    }
+    int64_t ranges() const { return first == end ? 0 : (pages + kPages - 1) / kPages; }
+    static constexpr int32_t kPages = kRangeCells / kBlockTokens;
+};
+
+void IndexerRunner::score(const Indexer &step, const SequenceSpan &sequence, const Piece &piece,
+                          int64_t range, int32_t turn, int thread) noexcept {
+    const int32_t first_page = static_cast<int32_t>(range) * Piece::kPages;
+    const IndexTile tile{
+        .pages = s_.cache->pages(step, sequence.tables[static_cast<size_t>(group(step))].data()),
+        .q = row(step.q, piece.first),
+        .weights = row(step.weights, piece.first),
+        .scores = scores(piece.first, turn),
+        .q_stride = width(step.q),
+        .weights_stride = width(step.weights),
+        .scores_stride = cells_,
+        .tokens = piece.end - piece.first,
+        .heads = step.heads,
+        .first_page = first_page,
+        .end_page = std::min(first_page + Piece::kPages, piece.pages)};
+    s_.kernels->index_scores(tile, s_.scratch[static_cast<size_t>(thread)].as<float>());
+}
+
+void IndexerRunner::choose(const Indexer &step, int32_t token, int32_t cell, int32_t turn) noexcept {
+    choose_largest({scores(token, turn), static_cast<size_t>(cell) + 1}, step.top_k, row(step.chosen, token));
+}
+
+void IndexerRunner::run(const Indexer &step, const Batch &batch, int thread) noexcept {
+    const auto tokens = static_cast<int32_t>(batch.tokens.size());
+    for (int32_t turn = 0; turn < tokens; turn += kTurnTokens) {
+        const int32_t end = std::min(tokens, turn + kTurnTokens);
+        int64_t units = 0;
+        for (const SequenceSpan &s : batch.sequences) units += Piece(step, s, turn, end).ranges();
+        s_.pool->for_each(thread, units, [&](int64_t unit) {
+            size_t s = 0;
+            for (int64_t ranges; unit >= (ranges = Piece(step, batch.sequences[s], turn, end).ranges()); ++s)
+                unit -= ranges;
+            score(step, batch.sequences[s], Piece(step, batch.sequences[s], turn, end), unit, turn, thread);
+        });
+        s_.pool->barrier();
+        for (const SequenceSpan &s : batch.sequences)
+            for (int32_t t = std::max(turn, s.first); t < std::min(end, s.first + s.count); ++t)
+                if (t % s_.pool->threads() == thread) choose(step, t, s.past + t - s.first, turn);
+        if (end < tokens) s_.pool->barrier();
+    }
+}
+
+}  // namespace runnel::kernels::cpu
