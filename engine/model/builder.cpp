@@ -40,11 +40,7 @@ Builder::Builder(const gguf::File &file, const Metadata &metadata, const HyperPa
       asked_(context > 0),
       context_(asked_ ? context : hyper.context_length) {}
 
-void Builder::limit_context(int64_t tokens, std::string_view key) {
-    if (asked_ && context_ > tokens)
-        metadata_.fail(key, "contexts longer than " + std::to_string(tokens) +
-                                " tokens need sparse attention, which is not supported: choose -c " +
-                                std::to_string(tokens) + " or less");
+void Builder::limit_context(int64_t tokens) {
     hyper_.context_length = std::min(hyper_.context_length, tokens);
     hyper_.context_is_limit = true;
     context_ = std::min(context_, tokens);

@@ -32,9 +32,11 @@ class Builder {
 
     const HyperParameters &hyper() const { return hyper_; }
     const Metadata &metadata() const { return metadata_; }
-    // Limits the context to `tokens` tokens because of `key`: shortens the model's own, and throws ModelError
-    // if the user chose a longer one.
-    void limit_context(int64_t tokens, std::string_view key);
+    // The context length that the user chose; 0: none.
+    int64_t chosen_context() const { return asked_ ? context_ : 0; }
+    // The program is right for up to `tokens` tokens only: shortens the model's own context. Precondition:
+    // chosen_context() <= tokens.
+    void limit_context(int64_t tokens);
     kernels::Program &program() { return program_; }
     // Whether the program is that of the file's draft block (draft_block.h) instead of the model's.
     bool draft_block() const { return draft_block_; }

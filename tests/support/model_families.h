@@ -26,8 +26,8 @@ struct ExpertFiles {
     bool shared_count = false;    // has the key expert_shared_count
 };
 
-// Sizes of the indexer of sparse attention.
-inline constexpr int64_t kIndexerHeads = 4, kIndexerHead = 64;
+// Size of a key of the indexer of sparse attention.
+inline constexpr int64_t kIndexerHead = 64;
 
 // Multi-head latent attention.
 struct LatentFiles {

@@ -303,12 +303,12 @@ class Planner {
             tensors_.back().shape.push_back(heads);
         }
         matrix("attn_output", Role::AttentionOutput, heads * hd, width, 2 * residual());
-        if (!family_.latent->indexer) return;
+        if (!family_.latent->indexer || layer_ % shape_.indexer_period != 0) return;
         vector("indexer.k_norm.weight", kIndexerHead, 1);
         vector("indexer.k_norm.bias", kIndexerHead, 0);
-        matrix("indexer.proj", Role::Plain, width, kIndexerHeads, 1);
+        matrix("indexer.proj", Role::Plain, width, shape_.indexer_heads, 1);
         matrix("indexer.attn_k", Role::Plain, width, kIndexerHead, 1);
-        matrix("indexer.attn_q_b", Role::Plain, shape_.latent_q_rank, kIndexerHeads * kIndexerHead, 1);
+        matrix("indexer.attn_q_b", Role::Plain, shape_.latent_q_rank, shape_.indexer_heads * kIndexerHead, 1);
     }
 
     // A router with spread logits, and experts, each as strong as a dense network.

@@ -67,6 +67,9 @@ struct ModelShape {
     // not rotated, and of a value.
     int64_t latent_rank = 64, latent_q_rank = 96, latent_rotated = 16;
 
+    // For sparse attention. Layers that are not a multiple of the period have no indexer; 1: all have one.
+    int64_t indexer_heads = 4, indexer_top_k = 256, indexer_period = 1;
+
     uint64_t seed = 1;
     std::filesystem::path vocab_from;  // copy tokenizer.* of this GGUF file, and the size of its vocabulary
     gguf::Effort effort = gguf::Effort::Thorough;

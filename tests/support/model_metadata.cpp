@@ -51,9 +51,9 @@ void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, cons
     add("attention.key_length_mla", key);
     add("attention.value_length_mla", shape.head_dim);
     if (!files.indexer) return;
-    add("attention.indexer.head_count", kIndexerHeads);
+    add("attention.indexer.head_count", shape.indexer_heads);
     add("attention.indexer.key_length", kIndexerHead);
-    add("attention.indexer.top_k", 256);
+    add("attention.indexer.top_k", shape.indexer_top_k);
 }
 
 // Sizes that differ between layers.
@@ -115,6 +115,11 @@ void add_arrays(const ModelShape &shape, const FamilyFiles &family, gguf::Writer
         gguf::Array reals(gguf::ValueType::F32);
         for (int64_t i = 0; i < shape.layers; ++i) reals.push(value);
         writer.add(name, reals);
+    }
+    if (shape.indexer_period > 1) {
+        gguf::Array own(gguf::ValueType::Bool);
+        for (int64_t i = 0; i < shape.layers; ++i) own.push(i % shape.indexer_period == 0);
+        writer.add(family.arch + ".attention.indexer.types", own);
     }
     if (!family.layer_sizes) return;
     gguf::Array heads(gguf::ValueType::I32), kv_heads(gguf::ValueType::I32), ff(gguf::ValueType::I32);

@@ -49,6 +49,9 @@ int main(int argc, char **argv) {
     app.add_option("--latent-rank", shape.latent_rank);
     app.add_option("--latent-q-rank", shape.latent_q_rank);
     app.add_option("--latent-rotated", shape.latent_rotated);
+    app.add_option("--indexer-heads", shape.indexer_heads);
+    app.add_option("--indexer-top-k", shape.indexer_top_k, "keys that sparse attention chooses");
+    app.add_option("--indexer-period", shape.indexer_period, "only every layer of this many has an indexer");
     app.add_option("--seed", shape.seed);
     app.add_option("--threads", shape.threads)->check(CLI::Range(1, 64));
     app.add_flag("--repeated", shape.repeated, "repeat the first weights of each tensor: quick to make");

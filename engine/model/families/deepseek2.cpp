@@ -7,6 +7,7 @@
 // part of its keys. Files hold K^T and V (attn_k_b, attn_v_b), or both in one matrix (attn_kv_b: per head the
 // rows of K, then those of V), which is taken apart here.
 #include <cmath>
+#include <optional>
 
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
@@ -54,13 +55,27 @@ Latent::Latent(const Builder &b) : heads(b.hyper().head_count) {
             static_cast<int32_t>(m.required_integer("attention.temperature_length", 1, INT32_MAX));
 }
 
+// The indexers that choose the keys of sparse attention.
+struct Indexers {
+    Size heads, key;        // of index queries and keys
+    int32_t top_k, rope;    // the number of keys that a token attends to; index into ropes
+    std::vector<bool> own;  // per layer: whether it has an indexer; else it uses the last layer's choice
+};
+
 class LatentAttention {
   public:
-    LatentAttention(Builder &builder, int32_t layer, int32_t rope)
-        : b_(builder), prefix_("blk." + std::to_string(layer) + ".attn_"), rope_(rope), l_(builder) {}
+    LatentAttention(Builder &builder, int32_t layer, int32_t rope, const Indexers *indexers = nullptr)
+        : b_(builder),
+          block_("blk." + std::to_string(layer) + "."),
+          prefix_(block_ + "attn_"),
+          rope_(rope),
+          indexers_(indexers),
+          indexes_(indexers != nullptr && indexers->own[static_cast<size_t>(layer)]),
+          l_(builder) {}
 
     void emit(const SubLayer &sublayer) {
         const Slot q = project(sublayer.in);
+        if (indexes_) index(sublayer.in);
         const auto [k, v] = head_matrices();
         const int64_t q_head = l_.q_head(), width = l_.width(), rank = l_.rank.value;
         const Slot query = b_.slot("latent queries", l_.heads * width), key = b_.slot("latent keys", width),
@@ -86,7 +101,8 @@ class LatentAttention {
                          .head_dim_v = static_cast<int32_t>(rank),
                          .scale = l_.scale,
                          .rope = rope_,
-                         .temperature = l_.temperature});
+                         .temperature = l_.temperature,
+                         .chosen = indexers_ == nullptr ? kNoSlot : chosen()});
         b_.add(HeadLinear{sum, attended, {0, rank}, {0, l_.value.value}, v});
         b_.add(Linear{attended,
                       {{b_.matrix(prefix_ + "output.weight", width_,
@@ -98,6 +114,8 @@ class LatentAttention {
   private:
     Slot c() { return b_.slot("latent", l_.rank.value); }
     Slot r() { return b_.slot("rotated key", l_.rotated.value); }
+    Slot latent_q() { return b_.slot("latent q", l_.q_rank); }
+    Slot chosen() { return b_.slot("chosen cells", indexers_->top_k); }
     void norm(const std::string &name, Slot slot, Size size) {
         b_.add(Norm{slot, slot, b_.vector(prefix_ + name + ".weight", size), b_.hyper().norm_epsilon});
     }
@@ -113,7 +131,7 @@ class LatentAttention {
             first.parts.push_back({b_.matrix(prefix_ + "q.weight", q_size, width_), kNoWeight, q, kNoSlot});
             b_.add(first);
         } else {
-            const Slot latent = b_.slot("latent q", l_.q_rank);
+            const Slot latent = latent_q();
             first.parts.push_back(
                 {b_.matrix(prefix_ + "q_a.weight", q_rank, width_), kNoWeight, latent, kNoSlot});
             b_.add(first);
@@ -123,6 +141,40 @@ class LatentAttention {
         }
         norm("kv_a_norm", c(), l_.rank);
         return q;
+    }
+
+    // Chooses the cells that the tokens attend to. `in`: the layer's input.
+    void index(Slot in) {
+        const Indexers &all = *indexers_;
+        const std::string prefix = block_ + "indexer.";
+        const int64_t heads = all.heads.value, key = all.key.value;
+        const Slot q = b_.slot("index queries", heads * key), k = b_.slot("index key", key),
+                   weights = b_.slot("index weights", heads);
+        const Size rows{heads * key, "attention.indexer.head_count * attention.indexer.key_length"},
+            q_rank{l_.q_rank, "attention.q_lora_rank"};
+        const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(heads * key)));
+        b_.add(Linear{latent_q(),
+                      {{b_.matrix(prefix + "attn_q_b.weight", rows, q_rank), kNoWeight, q, kNoSlot}}});
+        b_.add(Linear{
+            in,
+            {{b_.matrix(prefix + "attn_k.weight", all.key, width_), kNoWeight, k, kNoSlot},
+             {b_.matrix(prefix + "proj.weight", all.heads, width_), kNoWeight, weights, kNoSlot, scale}}});
+        constexpr float kEpsilon = 1e-6f;  // files have no key for it
+        b_.add(Norm{.in = k,
+                    .out = k,
+                    .weight = b_.vector(prefix + "k_norm.weight", all.key),
+                    .eps = kEpsilon,
+                    .kind = Norm::Kind::Layer,
+                    .bias = b_.vector(prefix + "k_norm.bias", all.key)});
+        b_.add(Indexer{.q = q,
+                       .k = k,
+                       .weights = weights,
+                       .chosen = chosen(),
+                       .cache = b_.cache_layer({1, static_cast<int32_t>(key), 0, 0, true}, 0),
+                       .heads = static_cast<int32_t>(heads),
+                       .head_dim = static_cast<int32_t>(key),
+                       .top_k = all.top_k,
+                       .rope = all.rope});
     }
 
     // K^T [heads][rank][plain] and V [heads][value][rank].
@@ -156,8 +208,10 @@ class LatentAttention {
     }
 
     Builder &b_;
-    std::string prefix_;
+    std::string block_, prefix_;
     int32_t rope_;
+    const Indexers *indexers_;  // null: all keys are attended to
+    bool indexes_;              // the layer has an indexer
     Latent l_;
     Size width_{b_.hyper().embedding_length, "embedding_length"};
 };
@@ -169,19 +223,74 @@ ExpertTraits::Score default_score(const HyperParameters &h) {
 }
 
 // Latent attention in every layer, with ropes[rope].
-DecoderTraits latent_attention(Builder &b, int32_t rope) {
+DecoderTraits latent_attention(Builder &b, int32_t rope, const Indexers *indexers = nullptr) {
     b.program().ropes[static_cast<size_t>(rope)].first = static_cast<int32_t>(Latent(b).rank.value);
-    return {.attention = [rope](Builder &builder, int32_t layer, const SubLayer &sublayer) {
-        LatentAttention(builder, layer, rope).emit(sublayer);
+    return {.attention = [rope, indexers](Builder &builder, int32_t layer, const SubLayer &sublayer) {
+        LatentAttention(builder, layer, rope, indexers).emit(sublayer);
     }};
 }
 
-void emit(Builder &b, ExpertTraits::Score default_of_file) {
-    const int32_t rope = b.rope(RopeTable::Pairs::Adjacent);
+// YaRN's magnitude is part of Latent::scale.
+int32_t plain_rope(Builder &b, RopeTable::Pairs pairs) {
+    const int32_t rope = b.rope(pairs);
     b.program().ropes[static_cast<size_t>(rope)].magnitude = 1;
-    DecoderTraits traits = latent_attention(b, rope);
+    return rope;
+}
+
+void emit(Builder &b, ExpertTraits::Score default_of_file, const Indexers *indexers = nullptr) {
+    DecoderTraits traits = latent_attention(b, plain_rope(b, RopeTable::Pairs::Adjacent), indexers);
     with_experts(traits, {.score = default_of_file});
     emit_decoder(b, traits);
+}
+
+constexpr const char *kTopK = "attention.indexer.top_k";
+
+// The layers with an indexer of their own.
+std::vector<bool> own_indexers(const Builder &b) {
+    const auto layers = static_cast<size_t>(b.hyper().block_count);
+    std::vector<bool> own(layers, true);
+    if (b.hyper().architecture != "glm-dsa") return own;
+    const char *key = "attention.indexer.types";
+    if (const auto types = b.metadata().integers(key, b.hyper().block_count, 0, 1)) {
+        for (size_t i = 0; i < layers; ++i) own[i] = (*types)[i] != 0;
+        if (!own[0]) b.metadata().fail(key, "the first layer has no indexer");
+    } else if (b.hyper().context_length >= 1 << 20) {  // GLM-5.2: layers 0, 1, 2, 6, 10, ...
+        for (size_t i = 2; i < layers; ++i) own[i] = i % 4 == 2;
+    }
+    return own;
+}
+
+Indexers read_indexers(Builder &b, int32_t top_k) {
+    const Metadata &m = b.metadata();
+    constexpr int64_t kMostCells = 1 << 24;  // Indexer writes their numbers as floats
+    if (b.chosen_context() > kMostCells)
+        m.fail(kTopK, "contexts longer than " + std::to_string(kMostCells) + " tokens are not supported");
+    const char *heads = "attention.indexer.head_count", *key = "attention.indexer.key_length";
+    Indexers indexers{{m.required_integer(heads, 1, 65536), heads},
+                      {m.required_integer(key, 1, 65536), key},
+                      top_k,
+                      -1,
+                      own_indexers(b)};
+    if (b.hyper().rope_dimensions > indexers.key.value)
+        m.fail(key, "is smaller than " + b.hyper().architecture + ".rope.dimension_count");
+    if (m.integer("attention.q_lora_rank", 0, 65536).value_or(0) == 0)
+        m.fail("attention.q_lora_rank", "an indexer reads latent queries, and there are none");
+    // The first dimensions are rotated, in other pairs than those of attention in deepseek32.
+    const bool adjacent = b.hyper().architecture == "glm-dsa";
+    indexers.rope = plain_rope(b, adjacent ? RopeTable::Pairs::Adjacent : RopeTable::Pairs::Halves);
+    return indexers;
+}
+
+// The tensors and keys of indexers that the program does not have; null: it has none.
+void ignore_indexers(Builder &b, const Indexers *indexers) {
+    if (indexers == nullptr)
+        for (const char *unused : {"head_count", "key_length", "types"})
+            (void)b.metadata().find(std::string("attention.indexer.") + unused);
+    for (int32_t i = 0; i < b.hyper().block_count; ++i)
+        for (const char *name :
+             {"k_norm.weight", "k_norm.bias", "proj.weight", "attn_k.weight", "attn_q_b.weight"})
+            if (indexers == nullptr || !indexers->own[static_cast<size_t>(i)])
+                b.ignore("blk." + std::to_string(i) + ".indexer." + name);
 }
 
 }  // namespace
@@ -192,18 +301,16 @@ void emit_deepseek2(Builder &b) {
 }
 
 // deepseek32 (DeepSeek V3.2) and glm-dsa (GLM-5). A token attends to the top_k keys that an indexer chooses. With
-// at most top_k tokens that is all of them, which is computed here without the indexer.
+// at most top_k tokens that is all of them: without a longer context, the program has no indexer.
 void emit_sparse_deepseek2(Builder &b) {
-    const Metadata &m = b.metadata();
-    for (const char *unused : {"head_count", "key_length", "types"})
-        (void)m.find(std::string("attention.indexer.") + unused);
-    for (int32_t i = 0; i < b.hyper().block_count; ++i)
-        for (const char *unused :
-             {"k_norm.weight", "k_norm.bias", "proj.weight", "attn_k.weight", "attn_q_b.weight"})
-            b.ignore("blk." + std::to_string(i) + ".indexer." + unused);
-    emit(b, ExpertTraits::Score::Sigmoid);
-    const char *key = "attention.indexer.top_k";
-    b.limit_context(m.required_integer(key, 1, INT32_MAX), key);
+    const int64_t top_k = b.metadata().required_integer(kTopK, 1, INT32_MAX);
+    std::optional<Indexers> indexers;
+    if (b.chosen_context() <= top_k)
+        b.limit_context(top_k);
+    else if (!b.draft_block())
+        indexers = read_indexers(b, static_cast<int32_t>(top_k));
+    ignore_indexers(b, indexers ? &*indexers : nullptr);
+    emit(b, ExpertTraits::Score::Sigmoid, indexers ? &*indexers : nullptr);
 }
 
 // minicpm3: MiniCPM 3 4B. Dense. Files lack its scales of embeddings, residual branches and logits.

@@ -422,14 +422,18 @@ TEST_CASE("prompt store: recurrent layers go on from the nearest stored state") 
     CHECK(other.read(changed_from(prompt, 900)) <= 1000 - 900 + cache::kStateInterval);
 }
 
-TEST_CASE("prompt store: sliding windows and quantized keys and values are restored") {
+TEST_CASE("prompt store: windows, keys of indexers, and quantized keys and values are restored") {
     ModelShape shape;
-    shape.arch = "gemma3";
+    SUBCASE("sliding windows") {
+        shape.arch = "gemma3", shape.sliding_window = 96;
+    }
+    SUBCASE("indexers") {
+        shape.arch = "glm-dsa", shape.indexer_top_k = 48, shape.indexer_period = 2;
+    }
     shape.layers = 6;
     shape.context = 1024;
-    shape.sliding_window = 96;
     const TemporaryModel file{shape};
-    const model::Model model = model::build(file.file);
+    const model::Model model = model::build(file.file, 1024);
     const auto executor = [&](kernels::CacheType type) {
         return std::make_unique<Executor>(kernels::cpu::make_cpu_backend(1), model.program,
                                           ExecutorOptions{.context = 1024, .types = {type, type}});

@@ -1,0 +1,399 @@
+// Sparse attention, deepseek32 and glm-dsa: indexers choose the cells that tokens attend to.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/measure/pass_cost.h"
+#include "engine/measure/planner.h"
+#include "engine/model/model.h"
+#include "engine/model/window.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/reference/operations.h"
+#include "kernels/split_backend.h"
+#include "kernels/steps.h"
+#include "tests/kernels/recurrent_texts.h"
+#include "tests/support/edited_model.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::kernels;
+using namespace runnel::testing;
+using tests::RecurrentTexts, tests::TextLogits;
+
+namespace {
+
+constexpr int32_t kLong = 400;  // a context beyond every top_k here
+
+ModelShape shape_of(const std::string &arch, int64_t top_k, int64_t period = 1, uint64_t seed = 1) {
+    ModelShape shape;
+    shape.arch = arch, shape.layers = 4, shape.width = 32, shape.ff = 40, shape.vocab = 260;
+    shape.context = 512, shape.threads = 1, shape.seed = seed;
+    shape.experts.used = 8;  // all: a choice between equally good ones would depend on rounding
+    shape.indexer_heads = 16, shape.indexer_top_k = top_k, shape.indexer_period = period;
+    return shape;
+}
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (const char *name : {"scalar", "avx2", "avx512"}) try {
+            (void)cpu::make_cpu_backend(1, name);
+            names.emplace_back(name);
+        } catch (const BackendError &) {
+            MESSAGE("this CPU has no " << std::string(name));
+        }
+    return names;
+}
+
+std::vector<TextLogits> run(const Program &program, const RecurrentTexts &texts, int threads,
+                            const std::string &instructions, std::mt19937 *random,
+                            CacheType type = CacheType::F16) {
+    const auto backend = cpu::make_cpu_backend(threads, instructions);
+    CacheConfig cache = texts.cache();
+    cache.k = cache.v = type;
+    backend->load(program, cache, texts.max_tokens());
+    return texts.run(*backend, random);
+}
+
+// One token at a time or several, in the blocks of `table`; the logits of all.
+std::vector<float> feed(Backend &backend, const Program &program, std::span<const int32_t> tokens,
+                        int32_t past, std::span<const BlockId> table) {
+    std::vector<int32_t> positions(tokens.size()), rows(tokens.size());
+    std::iota(positions.begin(), positions.end(), past);
+    std::iota(rows.begin(), rows.end(), 0);
+    SequenceSpan span{0, static_cast<int32_t>(tokens.size()), past, {table}};
+    std::vector<float> logits(tokens.size() * static_cast<size_t>(program.vocab));
+    REQUIRE(backend.execute({tokens, positions, {&span, 1}, rows}, logits));
+    return logits;
+}
+
+int64_t count_indexers(const Program &program) {
+    int64_t count = 0;
+    for_each_step<Indexer>(program, [&](const Indexer &) { ++count; });
+    return count;
+}
+
+std::string refusal(const EditedModel &model, int64_t context) {
+    try {
+        model::build(gguf::File::open(model.write()), context);
+    } catch (const model::ModelError &error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("sparse attention: up to top_k tokens, logits have the bits of dense attention") {
+    for (const char *arch : {"deepseek32", "glm-dsa"}) {
+        CAPTURE(arch);
+        const TemporaryModel file(shape_of(arch, 90, std::string(arch) == "glm-dsa" ? 3 : 1));
+        const Program dense = model::build(file.file, 90).program,
+                      sparse = model::build(file.file, 91).program;
+        CHECK(count_indexers(dense) == 0);
+        CHECK(count_indexers(sparse) == (std::string(arch) == "glm-dsa" ? 2 : 4));
+        std::mt19937 random(2);
+        const auto texts = tests::random_texts({90, 33, 64}, 260, random);
+        const RecurrentTexts of_dense(dense, texts), of_sparse(sparse, texts);
+        for (const std::string &isa : instruction_sets()) {
+            CAPTURE(isa);
+            const auto expected = run(dense, of_dense, 1, isa, nullptr);
+            tests::check_same(run(sparse, of_sparse, 2, isa, nullptr), expected);
+            tests::check_same(run(sparse, of_sparse, 1, isa, &random), expected);
+        }
+    }
+}
+
+TEST_CASE("sparse attention: batches, chunks, roll-backs, threads and instruction sets change no bit") {
+    std::mt19937 random(3);
+    for (const auto &[arch, top_k, period] :
+         {std::tuple{"deepseek32", 16, 1}, {"glm-dsa", 16, 2}, {"glm-dsa", 40, 3}, {"deepseek32", 1, 1}}) {
+        CAPTURE(arch);
+        CAPTURE(top_k);
+        const TemporaryModel file(shape_of(arch, top_k, period));
+        const Program program = model::build(file.file, kLong).program;
+        const RecurrentTexts texts(program, tests::random_texts({150, 35, 70}, 260, random));
+        for (const CacheType type : {CacheType::F16, CacheType::Q8_0, CacheType::Q4_0}) {
+            if (type != CacheType::F16 && top_k != 16) continue;
+            const auto expected = run(program, texts, 1, "scalar", nullptr, type);
+            for (const std::string &isa : instruction_sets()) {
+                CAPTURE(isa);
+                tests::check_same(run(program, texts, 3, isa, &random, type), expected);
+                tests::check_same(run(program, texts, 1, isa, &random, type), expected);
+            }
+        }
+    }
+}
+
+TEST_CASE(
+    "sparse attention: beyond top_k tokens, logits agree with double precision and differ from dense ones") {
+    for (const auto &[arch, top_k, period, seed] :
+         {std::tuple{"deepseek32", 16, 1, 1}, {"glm-dsa", 24, 2, 2}, {"glm-dsa", 8, 1, 3}}) {
+        CAPTURE(arch);
+        CAPTURE(top_k);
+        const TemporaryModel file(shape_of(arch, top_k, period, static_cast<uint64_t>(seed)));
+        const Program program = model::build(file.file, kLong).program;
+        const TemporaryModel other(shape_of(arch, kLong, period, static_cast<uint64_t>(seed)));
+        const Program dense = model::build(other.file, kLong).program;
+        CHECK(count_indexers(dense) == 0);
+        std::mt19937 random(4);
+        const auto text = tests::random_texts({70}, 260, random);
+        const auto got = run(program, RecurrentTexts(program, text), 1, "scalar", nullptr)[0],
+                   without = run(dense, RecurrentTexts(dense, text), 1, "scalar", nullptr)[0];
+        const auto expected = tests::reference_logits(program, text[0]);
+        double far = 0;
+        for (size_t t = 0; t < text[0].size(); ++t) {
+            CAPTURE(t);
+            for (size_t v = 0; v < expected[t].size(); ++v) {
+                REQUIRE(double{got[t][v]} == doctest::Approx(expected[t][v]).epsilon(4e-3).scale(4));
+                far = std::max(far, std::fabs(double{got[t][v]} - double{without[t][v]}));
+            }
+            if (t < static_cast<size_t>(top_k)) CHECK(tests::same_bits(got[t], without[t]));
+        }
+        CHECK(far > 0.1);
+    }
+}
+
+TEST_CASE("sparse attention: an indexer chooses the cells with the largest scores in double precision") {
+    std::mt19937 random(5);
+    for (int round = 0; round < 20; ++round) {
+        CAPTURE(round);
+        // Embeddings of distinct tokens are the random inputs; the logits are the chosen cells.
+        const int32_t heads = 1 + static_cast<int32_t>(random() % 12), dim = round % 3 == 0 ? 64 : 48,
+                      top_k = 1 + static_cast<int32_t>(random() % 50), tokens = 120;
+        Program program;
+        std::vector<std::vector<float>> memory;
+        const auto table = [&](int64_t rows, int64_t cols) {
+            std::normal_distribution<float> value(0, 1);
+            memory.emplace_back(static_cast<size_t>(rows * cols));
+            for (float &x : memory.back()) x = value(random);
+            program.weights.push_back({"random", gguf::Type::F32, rows, cols,
+                                       reinterpret_cast<const std::byte *>(memory.back().data())});
+            return static_cast<WeightId>(program.weights.size() - 1);
+        };
+        program.slots = {{"q", heads * dim}, {"k", dim}, {"weights", heads}, {"chosen", top_k}};
+        for (Slot slot = 0; slot < 3; ++slot)
+            program.steps.push_back(
+                Embed{table(tokens, program.slots[static_cast<size_t>(slot)].width), slot});
+        program.ropes.push_back({round % 2 == 0 ? RopeTable::Pairs::Halves : RopeTable::Pairs::Adjacent,
+                                 1,
+                                 {1, 0.5, 0.25, 0.01},
+                                 0});
+        program.cache_layers = {{1, dim, 0, 0, true}};
+        const Indexer indexer{0, 1, 2, 3, 0, heads, dim, top_k, round % 4 == 0 ? -1 : 0};
+        program.steps.push_back(indexer);
+        memory.emplace_back(static_cast<size_t>(top_k * top_k));
+        for (int32_t i = 0; i < top_k; ++i) memory.back()[static_cast<size_t>(i * top_k + i)] = 1;
+        program.weights.push_back({"identity", gguf::Type::F32, top_k, top_k,
+                                   reinterpret_cast<const std::byte *>(memory.back().data())});
+        program.steps.push_back(Logits{3, static_cast<WeightId>(program.weights.size() - 1)});
+        program.vocab = top_k;
+        std::vector<int32_t> text(static_cast<size_t>(tokens));
+        std::iota(text.begin(), text.end(), 0);
+        std::shuffle(text.begin(), text.end(), random);
+        const auto got = run(program, RecurrentTexts(program, {text}), 2, "", nullptr)[0];
+        const auto at = [&](size_t slot, int32_t t, size_t from, size_t count) {
+            const float *row = memory[slot].data() +
+                               static_cast<int64_t>(text[static_cast<size_t>(t)]) * program.slots[slot].width;
+            return reference::Row(row + from, row + from + count);
+        };
+        for (int32_t t = 0; t < tokens; ++t) {
+            CAPTURE(t);
+            const auto size = static_cast<size_t>(dim);
+            const auto turned = [&](reference::Row row, int32_t position) {
+                if (indexer.rope >= 0) kernels::reference::rope(row, program.ropes[0], position);
+                return row;
+            };
+            std::vector<double> scores;
+            for (int32_t cell = 0; cell <= t; ++cell) {
+                double score = 0;
+                for (size_t h = 0; h < static_cast<size_t>(heads); ++h)
+                    score += at(2, t, h, 1)[0] *
+                             std::max(0.0, kernels::reference::dot(turned(at(0, t, h * size, size), t),
+                                                                   turned(at(1, cell, 0, size), cell)));
+                scores.push_back(score);
+            }
+            // Scores differ by the rounding of keys to F16.
+            const double tolerance = 0.02 * std::sqrt(static_cast<double>(heads));
+            std::vector<bool> chosen(scores.size());
+            int32_t last = -1;
+            const int32_t count = std::min(top_k, t + 1);
+            for (int32_t i = 0; i < top_k; ++i) {
+                const auto cell =
+                    static_cast<int32_t>(std::lround(got[static_cast<size_t>(t)][static_cast<size_t>(i)]));
+                if (i >= count) {
+                    REQUIRE(cell == -1);
+                    continue;
+                }
+                REQUIRE(cell > last);
+                REQUIRE(cell <= t);
+                chosen[static_cast<size_t>(last = cell)] = true;
+            }
+            std::vector<double> sorted = scores;
+            std::ranges::sort(sorted, std::greater());
+            const double least = sorted[static_cast<size_t>(count) - 1];
+            for (size_t cell = 0; cell < scores.size(); ++cell)
+                REQUIRE((chosen[cell] ? scores[cell] > least - tolerance : scores[cell] < least + tolerance));
+        }
+    }
+}
+
+TEST_CASE("sparse attention: a branch of a draft tree and copied blocks give the bits of a fresh run") {
+    const TemporaryModel file(shape_of("glm-dsa", 16, 2));
+    const Program program = model::build(file.file, kLong).program;
+    std::mt19937 random(6);
+    const auto text = tests::random_texts({43}, 260, random)[0];
+    const auto fresh = [&](std::vector<int32_t> tokens) {
+        const auto backend = cpu::make_cpu_backend(1);
+        backend->load(program, {.blocks = {4}}, 64);
+        const std::vector<BlockId> table{2, 0};
+        const auto logits = feed(*backend, program, tokens, 0, table);
+        return std::vector<float>(logits.end() - program.vocab, logits.end());
+    };
+    const auto backend = cpu::make_cpu_backend(2);
+    backend->load(program, {.blocks = {6}}, 64);
+    const std::vector<BlockId> trunk{3, 1}, branch{3, 4};  // the first block is shared
+    const std::span<const int32_t> prefix = std::span(text).first(40);
+    feed(*backend, program, prefix, 0, trunk);
+    const BlockCopy copy{1, 4};
+    backend->copy_blocks(0, {&copy, 1});
+    // The trunk gets tokens a, b; the branch has a as well, and c instead of b.
+    const std::vector<int32_t> tokens{text[40], text[41], text[42]}, positions{40, 41, 41}, rows{0, 1, 2};
+    std::vector<SequenceSpan> spans(2);
+    spans[0] = {0, 2, 40, {trunk}};
+    spans[1] = {2, 1, 41, {branch}, 1, 0};
+    std::vector<float> logits(3 * static_cast<size_t>(program.vocab));
+    REQUIRE(backend->execute({tokens, positions, spans, rows}, logits));
+    std::vector<int32_t> whole(prefix.begin(), prefix.end());
+    whole.push_back(text[40]);
+    for (const size_t row : {size_t{1}, size_t{2}}) {
+        std::vector<int32_t> path = whole;
+        path.push_back(text[40 + row]);
+        const auto from = logits.begin() + static_cast<std::ptrdiff_t>(row) * program.vocab;
+        CHECK(tests::same_bits({from, from + program.vocab}, fresh(path)));
+    }
+    // The branch goes on.
+    const std::vector<int32_t> more{7};
+    std::vector<int32_t> path = whole;
+    path.push_back(text[42]), path.push_back(7);
+    CHECK(tests::same_bits(feed(*backend, program, more, 42, branch), fresh(path)));
+}
+
+TEST_CASE("sparse attention: saved blocks restore the keys of indexers") {
+    const TemporaryModel file(shape_of("deepseek32", 16));
+    const Program program = model::build(file.file, kLong).program;
+    std::mt19937 random(7);
+    const auto text = tests::random_texts({80}, 260, random)[0];
+    const std::vector<BlockId> table{4, 2, 3}, other{0, 1, 5};
+    const auto one = cpu::make_cpu_backend(1), two = cpu::make_cpu_backend(1);
+    for (const auto &backend : {one.get(), two.get()})
+        backend->load(program, {.blocks = {6}, .k = CacheType::Q8_0}, 80);
+    feed(*one, program, std::span(text).first(64), 0, table);
+    std::vector<std::byte> bytes(cache_block_bytes(program, 0, CacheType::Q8_0));
+    for (size_t i = 0; i < 2; ++i) {
+        one->read_block(0, table[i], bytes);
+        two->write_block(0, other[i], bytes);
+    }
+    const auto rest = std::span(text).subspan(64);
+    CHECK(tests::same_bits(feed(*two, program, rest, 64, other), feed(*one, program, rest, 64, table)));
+}
+
+TEST_CASE("sparse attention: devices that share the layers give the same bits") {
+    const TemporaryModel file(shape_of("glm-dsa", 16, 3));
+    const Program program = model::build(file.file, kLong).program;
+    std::mt19937 random(8);
+    const RecurrentTexts texts(program, tests::random_texts({90, 40}, 260, random));
+    const auto expected = run(program, texts, 1, "", nullptr);
+    for (int round = 0; round < 6; ++round) {
+        std::vector<uint8_t> device;
+        uint8_t now = 0;
+        for (size_t i = 0; i < program.steps.size(); ++i) {
+            if (random() % 6 == 0) now = static_cast<uint8_t>(random() % 2);
+            device.push_back(now);
+        }
+        std::vector<std::unique_ptr<Backend>> devices;
+        for (int i = 0; i < 2; ++i) devices.push_back(cpu::make_cpu_backend(1));
+        const auto both =
+            make_split_backend(std::move(devices), [&](const Program &) { return device; }, {"one", "two"});
+        both->load(program, texts.cache(), texts.max_tokens());
+        tests::check_same(texts.run(*both, &random), expected);
+    }
+}
+
+TEST_CASE("sparse attention: the keys of indexers take F16 in every cache, and are counted") {
+    const TemporaryModel file(shape_of("glm-dsa", 64, 2));
+    const Program dense = model::build(file.file, 64).program,
+                  sparse = model::build(file.file, kLong).program;
+    for (const CacheType type : {CacheType::F16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
+        const size_t keys = 2 * 64 * 2;  // layers, dimensions, bytes
+        CHECK(cache_block_bytes(sparse, 0, type, type) ==
+              cache_block_bytes(dense, 0, type, type) + 32 * keys);
+        CHECK(measure::cell_bytes(sparse, {type, type}) == measure::cell_bytes(dense, {type, type}) + keys);
+    }
+    CHECK(measure::cell_formula(sparse, {CacheType::Q8_0, CacheType::Q8_0})
+              .find("2 layers x 1 head x 64 values x 2 bytes") != std::string::npos);
+    // 200 cells, of which a token attends to 64; the indexers read all.
+    const auto before = measure::pass_cost(dense, 199, 1), with = measure::pass_cost(sparse, 199, 1);
+    CHECK(with.scores == before.scores / 200 * 64);
+    CHECK(with.cache_read == before.cache_read / 200 * 64 + 200 * 2 * 64 * 2);
+    CHECK(with.cache_written == before.cache_written + 2 * 64 * 2);
+}
+
+TEST_CASE("sparse attention: a GPU reports indexers as missing, and runs contexts of up to top_k tokens") {
+    const TemporaryModel file(shape_of("deepseek32", 64));
+    for (const std::string &why : cuda::missing_kernels(model::build(file.file, 64).program))
+        CHECK(why == "");
+    for (const std::string &why : cuda::missing_kernels(model::build(file.file).program)) CHECK(why == "");
+    const Program sparse = model::build(file.file, 65).program;
+    const auto missing = cuda::missing_kernels(sparse);
+    for (size_t i = 0; i < missing.size(); ++i) {
+        const bool special = std::holds_alternative<Indexer>(sparse.steps[i]) ||
+                             std::holds_alternative<Attention>(sparse.steps[i]);
+        CHECK((missing[i] == "") == !special);
+    }
+}
+
+TEST_CASE("sparse attention: contradictions and limits are refused") {
+    const auto edited = [](int64_t period = 1) { return EditedModel(shape_of("glm-dsa", 64, period)); };
+    const std::string keys = "glm-dsa.attention.indexer.";
+    CHECK(refusal(edited(), 65) == "");
+    CHECK(refusal(edited().without(keys + "top_k"), 65).find("attention.indexer.top_k") != std::string::npos);
+    CHECK(refusal(edited().without(keys + "head_count"), 65).find("head_count") != std::string::npos);
+    CHECK(refusal(edited().without(keys + "head_count"), 64) == "");
+    CHECK(refusal(edited().set(keys + "key_length", 8u), 65).find("key_length: is smaller than") !=
+          std::string::npos);
+    CHECK(
+        refusal(edited().without_tensor("blk.1.indexer.k_norm.bias"), 65).find("blk.1.indexer.k_norm.bias") !=
+        std::string::npos);
+    CHECK(refusal(edited(2).without_tensor("blk.2.indexer.proj.weight"), 65)
+              .find("blk.2.indexer.proj.weight") != std::string::npos);
+    CHECK(refusal(edited(2).set(keys + "types", 0u), 65).find("the first layer has no indexer") !=
+          std::string::npos);
+    CHECK(refusal(edited(), (1 << 24) + 1).find("contexts longer than 16777216 tokens") != std::string::npos);
+    const TemporaryModel file(shape_of("glm-dsa", 64));
+    Program sparse = model::build(file.file, 65).program, dense = model::build(file.file, 64).program;
+    CHECK_THROWS_AS(model::impose_window(sparse, 32, 4), model::ModelError);
+    CHECK_NOTHROW(model::impose_window(dense, 32, 4));
+}
+
+TEST_CASE(
+    "sparse attention: without attention.indexer.types, GLM-5.2 has indexers in layers 0, 1, 2, 6, 10, ...") {
+    ModelShape shape = shape_of("glm-dsa", 64);
+    shape.layers = 11;
+    for (const auto &[context, own] : {std::pair{202752, 11}, {1 << 20, 5}}) {
+        shape.context = context;
+        const TemporaryModel file(shape);
+        std::vector<int32_t> layers;
+        const Program program = model::build(file.file, 1000).program;
+        for_each_step<Indexer>(program, [&](const Indexer &s) { layers.push_back(s.layer); });
+        CHECK(layers.size() == static_cast<size_t>(own));
+        if (own == 5) CHECK(layers == std::vector<int32_t>{0, 1, 2, 6, 10});
+    }
+}
