@@ -58,6 +58,8 @@ std::string names_of(const text::PreTokenizerKind &kind) {
     return names;
 }
 
+constexpr std::string_view kUnigramEvidence = "llama.cpp's ids of random texts";
+
 std::string_view evidence_text(text::Evidence evidence) {
     switch (evidence) {
         case text::Evidence::Vectors:
@@ -87,6 +89,7 @@ std::string tokenizers_text() {
         "\ntokenizers (tokenizer.ggml.model, and for gpt2 tokenizer.ggml.pre), and what they were compared "
         "with\n";
     text += "\n  llama: SentencePiece BPE\n    recorded ids of the models' tokenizers\n";
+    text += "  plamo2: unigram segmentation\n    " + std::string(kUnigramEvidence) + "\n";
     for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds()) {
         const std::string traits = traits_of(kind);
         text += "  gpt2: " + names_of(kind) + (traits.empty() ? "" : " (" + traits + ")") + "\n    " +
@@ -98,6 +101,7 @@ std::string tokenizers_text() {
 Json tokenizers_json() {
     Json list = Json::array();
     list.push_back({{"model", "llama"}, {"evidence", evidence_text(text::Evidence::Vectors)}});
+    list.push_back({{"model", "plamo2"}, {"evidence", kUnigramEvidence}});
     for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds())
         list.push_back({{"model", "gpt2"},
                         {"pre", kind.names},

@@ -48,7 +48,7 @@ class Decoder {
     void sublayer(int32_t layer, const std::string &norm, const std::string &post_norm, Kind kind);
     void parallel(int32_t layer);
     void emit_sublayer(int32_t layer, Kind kind, const SubLayer &io);
-    void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
+    void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot, double scale = 1);
     void clamp_qkv();
     void inner_norm(const std::string &name, Slot slot, Size size);
     void gate_attended(int32_t layer, Slot in, Slot attended);
@@ -56,7 +56,7 @@ class Decoder {
     Linear gate_and_up(int32_t layer, Slot in, Slot gate, Slot up);
     Linear::Part part(const std::string &tensor, Size rows, Size cols, bool bias_required, Slot out);
     void norm_heads(int32_t layer, Attention &attention);
-    void own_layer_norm(const std::string &tensor, Slot slot, int32_t heads);
+    void own_norm(const std::string &tensor, Slot slot, int32_t heads, Norm::Kind kind);
     WeightId ones();
     WeightId slopes();
     WeightId gains(const std::string &tensor);
@@ -179,12 +179,15 @@ void Decoder::sublayer(int32_t i, const std::string &norm_before, const std::str
         io.in = normed();
         norm(layer_prefix(i) + norm_before, x(), io.in);
     }
-    if (t_.block != Block::PreNorm) {
+    const bool norms_after = t_.block == Block::PostNorm || t_.block == Block::Sandwich;
+    if (norms_after) {
         io.out = b_.slot("branch", h_.embedding_length);
         io.add = kNoSlot;
     }
+    if (t_.block == Block::NormedResidual)
+        norm(layer_prefix(i) + norm_before, x(), x(), kNoSlot, t_.normed_residual_scale);
     emit_sublayer(i, kind, io);
-    if (t_.block != Block::PreNorm) norm(layer_prefix(i) + norm_after, io.out, x(), x());
+    if (norms_after) norm(layer_prefix(i) + norm_after, io.out, x(), x());
 }
 
 void Decoder::parallel(int32_t i) {
@@ -208,7 +211,7 @@ void Decoder::emit_sublayer(int32_t i, Kind kind, const SubLayer &io) {
         feed_forward(i, io);
 }
 
-void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
+void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add, double scale) {
     const bool post_norm = add != kNoSlot && t_.post_norm_epsilon > 0;
     b_.add(Norm{.in = in,
                 .out = out,
@@ -218,7 +221,8 @@ void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
                 .eps = post_norm ? static_cast<float>(t_.post_norm_epsilon) : h_.norm_epsilon,
                 .kind = t_.norm,
                 .bias = t_.norm_biases ? b_.vector(name + ".bias", size_.width) : kNoWeight,
-                .add = add});
+                .add = add,
+                .scale = static_cast<float>(scale)});
 }
 
 Linear::Part Decoder::part(const std::string &tensor, Size rows, Size cols, bool bias_required, Slot out) {
@@ -268,14 +272,10 @@ Attention Decoder::describe(int32_t i, Slot out) {
         .temperature = is_full ? t_.temperature : Attention::Temperature{}};
 }
 
-void Decoder::own_layer_norm(const std::string &tensor, Slot slot, int32_t heads) {
+void Decoder::own_norm(const std::string &tensor, Slot slot, int32_t heads, Norm::Kind kind) {
     const WeightId weight = b_.flat_vector(tensor, {heads, "heads"}, {h_.key_length, "attention.key_length"});
-    b_.add(Norm{.in = slot,
-                .out = slot,
-                .weight = weight,
-                .eps = h_.norm_epsilon,
-                .kind = Norm::Kind::Layer,
-                .parts = heads});
+    b_.add(Norm{
+        .in = slot, .out = slot, .weight = weight, .eps = h_.norm_epsilon, .kind = kind, .parts = heads});
 }
 
 // A vector of ones, for norms without weights.
@@ -286,17 +286,11 @@ WeightId Decoder::ones() {
     return ones_;
 }
 
-// The slopes of ALiBi's biases: 2^(-b i / n) for head i of the first n, counted from 1, and for the others every
-// second one of those that 2n heads have; n is the largest power of two up to the number of heads.
+// The slopes of ALiBi's biases.
 WeightId Decoder::slopes() {
     if (t_.largest_alibi_bias == 0 || slopes_ != kNoWeight) return slopes_;
-    const auto n = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(heads_)));
-    std::vector<float> all;
-    for (int32_t head = 0; head < heads_; ++head) {
-        const double i = head < n ? head + 1 : (2 * (head - n) + 1) / 2.0;
-        all.push_back(static_cast<float>(std::exp2(-t_.largest_alibi_bias * i / n)));
-    }
-    return slopes_ = b_.constant("ALiBi slopes", std::move(all), 1, 1, heads_);
+    const std::vector<double> all = distance_slopes(heads_, t_.largest_alibi_bias);
+    return slopes_ = b_.constant("ALiBi slopes", {all.begin(), all.end()}, 1, 1, heads_);
 }
 
 // The gain of each q head, repeated for the head's dimensions.
@@ -320,9 +314,10 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
     } else if (t_.head_norm == HeadNorm::WholeRow) {
         b_.add(Norm{q(), q(), b_.vector(q_name, size_.q), h_.norm_epsilon});
         b_.add(Norm{k(), k(), b_.vector(k_name, size_.k), h_.norm_epsilon});
-    } else if (t_.head_norm == HeadNorm::OwnLayerNorm) {
-        own_layer_norm(q_name, q(), heads_);
-        own_layer_norm(k_name, k(), kv_heads_);
+    } else if (t_.head_norm == HeadNorm::OwnLayerNorm || t_.head_norm == HeadNorm::OwnRmsNorm) {
+        const bool rms = t_.head_norm == HeadNorm::OwnRmsNorm;
+        own_norm(q_name, q(), heads_, rms ? Norm::Kind::Rms : Norm::Kind::Layer);
+        own_norm(k_name, k(), kv_heads_, rms ? Norm::Kind::Rms : Norm::Kind::Layer);
     } else if (t_.head_norm == HeadNorm::PlainAfterRope && attention.rope >= 0) {
         attention.q_norm = attention.k_norm = ones();
         attention.norm_after_rope = true;
@@ -414,6 +409,16 @@ void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,
                        int64_t width) {
     Decoder(builder, traits, width).feed_forward(layer, sublayer);
+}
+
+std::vector<double> distance_slopes(int32_t heads, double largest) {
+    const auto n = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(heads)));
+    std::vector<double> all;
+    for (int32_t head = 0; head < heads; ++head) {
+        const double i = head < n ? head + 1 : (2 * (head - n) + 1) / 2.0;
+        all.push_back(std::exp2(-largest * i / n));
+    }
+    return all;
 }
 
 std::vector<int64_t> by_layer(const Builder &builder, const char *key, int64_t low, int64_t high,

@@ -30,13 +30,16 @@ struct DecoderTraits {
         PostNorm,  // h = x + N A(x);     y = h + N F(h)
         Sandwich,  // h = x + N A(N x);   y = h + N F(N h)
         Parallel,  // y = x + A(N x) + F(N' x)
+        // h = s N x + A(N x);  y = s N h + F(N h),  s: normed_residual_scale
+        NormedResidual,
     };
     enum class HeadNorm {
         None,
         PerHead,           // RMS norm of each q and k head, weights shared by the heads, before RoPE
         PerHeadAfterRope,  // the same after RoPE
         WholeRow,          // RMS norm of all q heads together, and of all k heads
-        OwnLayerNorm,      // layer norm of each head with its own weights, [head size][heads]
+        OwnRmsNorm,        // RMS norm of each head with its own weights, [head size][heads]
+        OwnLayerNorm,      // the same with a layer norm
         PlainAfterRope,    // RMS norm of each head without weights, after RoPE, on layers that have RoPE
         PlainWithGain,     // RMS norm of each head without weights; each q head has a gain, [heads]
     };
@@ -85,6 +88,7 @@ struct DecoderTraits {
     bool attention_gate = false;  // A's attended values are multiplied by sigmoid(attn_gate x), x: its input
     double attention_out_scale = 1;  // of A's output
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+    double normed_residual_scale = 1;
     kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 
     // Emits the attention half of a layer instead of the usual one.
@@ -111,6 +115,11 @@ void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t la
 // none). The file's `attention.sliding_window_pattern` takes precedence: a period, or an array that is true for
 // window layers.
 std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first = false);
+
+// The slopes of ALiBi's biases by head (Press et al. 2022): 2^(-largest i / n) for head i of the first n, counted
+// from 1, and for the others every second one of those that 2n heads have; n is the largest power of two up to
+// the number of heads.
+std::vector<double> distance_slopes(int32_t heads, double largest);
 
 // Values per layer, from a key with one number for all layers or one for each; `absent`: without the key.
 std::vector<int64_t> by_layer(const Builder &builder, const char *key, int64_t low, int64_t high,

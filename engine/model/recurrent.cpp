@@ -3,76 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/model/mixer.h"
+
 namespace runnel::model {
 
 using namespace kernels;
 
 namespace {
-
-constexpr int64_t kMaxTaps = 16, kMaxKeyDims = 1024, kMaxStateHeads = 65536, kMaxStateWidth = 1 << 20;
-
-class Mixer {
-  public:
-    Mixer(Builder &builder, int32_t layer)
-        : b_(builder),
-          prefix_(layer_prefix(layer)),
-          width_{b_.hyper().embedding_length, "embedding_length"} {}
-
-  protected:
-    Size size(const char *key, int64_t low, int64_t high) const {
-        return {b_.metadata().required_integer(key, low, high), key};
-    }
-    std::string name(const std::string &tensor) const { return prefix_ + tensor; }
-
-    // A convolution of columns [first, first + count) out of `channels`.
-    void conv(const std::string &tensor, Size taps, Size channels, int64_t first, int64_t count, bool silu,
-              Slot in, Slot out) {
-        const std::string full = name(tensor);
-        const std::vector<float> all = b_.values(full + ".weight", channels, taps);
-        std::vector<float> rows(static_cast<size_t>(taps.value * count));
-        for (int64_t j = 0; j < taps.value; ++j)
-            for (int64_t c = 0; c < count; ++c)
-                rows[static_cast<size_t>(j * count + c)] =
-                    all[static_cast<size_t>((first + c) * taps.value + j)];
-        WeightId bias = kNoWeight;
-        if (b_.has(full + ".bias")) {
-            const std::vector<float> biases = b_.values(full + ".bias", {1, "a vector"}, channels);
-            bias = b_.constant(full + ".bias", {biases.begin() + first, biases.begin() + first + count}, 1, 1,
-                               count);
-        }
-        b_.add(ShortConv{.in = in,
-                         .out = out,
-                         .weight = b_.constant(full + ".weight", std::move(rows), 1, taps.value, count),
-                         .bias = bias,
-                         .silu = silu,
-                         .state = b_.state_layer((taps.value - 1) * count)});
-    }
-    Size taps() const { return size("ssm.conv_kernel", 2, kMaxTaps); }
-
-    // x / |x| * scale for each of `heads` slices.
-    void unit(Slot slot, int32_t heads, int64_t dims, double scale) {
-        const auto n = static_cast<double>(dims);
-        b_.add(Norm{.in = slot,
-                    .out = slot,
-                    .weight = kNoWeight,
-                    .eps = static_cast<float>(b_.hyper().norm_epsilon / n),
-                    .parts = heads,
-                    .scale = static_cast<float>(scale / std::sqrt(n))});
-    }
-    void project(const std::string &tensor, Size rows, Slot in, const SubLayer &sublayer) {
-        b_.add(Linear{in,
-                      {{b_.matrix(name(tensor + ".weight"), width_, rows),
-                        b_.optional_vector(name(tensor + ".bias"), width_), sublayer.out, sublayer.add,
-                        sublayer.scale}}});
-    }
-    Linear::Part part(const std::string &tensor, Size rows, Slot out) {
-        return {b_.matrix(name(tensor + ".weight"), rows, width_), kNoWeight, out, kNoSlot};
-    }
-
-    Builder &b_;
-    std::string prefix_;
-    Size width_;
-};
 
 class GatedDelta : Mixer {
   public:
@@ -308,6 +245,72 @@ class Mamba : Mixer {
     Size inner_, rank_, state_;
 };
 
+// x and z are interleaved by head; B, C and dt come from the convolved x.
+class Plamo2 : Mixer {
+  public:
+    Plamo2(Builder &builder, int32_t layer)
+        : Mixer(builder, layer),
+          inner_(size("ssm.inner_size", 1, kMaxStateWidth)),
+          heads_(size("ssm.time_step_rank", 1, kMaxStateHeads)),
+          state_(size("ssm.state_size", 1, kMaxKeyDims)),
+          rank_{std::max<int64_t>(64, width_.value / 16), "max(64, embedding_length / 16)"} {
+        const Metadata &m = b_.metadata();
+        if (inner_.value % heads_.value != 0)
+            m.fail("ssm.inner_size", "is not a multiple of ssm.time_step_rank");
+        (void)m.integer("ssm.group_count", 0, 0);
+    }
+
+    void emit(const SubLayer &sublayer) {
+        const int64_t inner = inner_.value, dims = inner / heads_.value;
+        const auto heads = static_cast<int32_t>(heads_.value);
+        const Size both{2 * inner, "2 * ssm.inner_size"};
+        const Slot rows = b_.slot("scan rows", both.value), z = b_.slot("scan gate", inner),
+                   x_in = b_.slot("scan x", inner), x = b_.slot("convolved x", inner),
+                   low = b_.slot("scan low rank", rank_.value), b = b_.slot("scan b", state_.value),
+                   c = b_.slot("scan c", state_.value), dt = b_.slot("scan dt", heads_.value),
+                   decay = b_.slot("scan decay", heads_.value), y = b_.slot("scanned", inner);
+        b_.add(Linear{sublayer.in, {part("ssm_in", both, rows)}});
+        b_.add(Copy{rows, z, {0, 2 * dims}, {0, dims}, heads, dims});
+        b_.add(Copy{rows, x_in, {dims, 2 * dims}, {0, dims}, heads, dims});
+        conv("ssm_conv1d", taps(), inner_, 0, inner, true, x_in, x);
+        b_.add(b_.split(name("ssm_x"), inner_, false, x, {{state_, b}, {state_, c}, {rank_, low}}));
+        norm("ssm_b_norm", b, state_), norm("ssm_c_norm", c, state_), norm("ssm_dt_norm", low, rank_);
+        b_.add(Linear{low, {{b_.matrix(name("ssm_dt.weight"), heads_, rank_), kNoWeight, dt, kNoSlot}}});
+        b_.add(ScanGate{.in = dt,
+                        .step = dt,
+                        .decay = decay,
+                        .bias = b_.vector(name("ssm_dt.bias"), heads_),
+                        .rate = b_.vector(name("ssm_a"), heads_)});
+        b_.add(LinearScan{.q = c,
+                          .k = b,
+                          .v = x,
+                          .out = y,
+                          .decay = decay,
+                          .strength = dt,
+                          .skip = b_.vector(name("ssm_d"), heads_),
+                          .heads = heads,
+                          .key_heads = 1,
+                          .dk = static_cast<int32_t>(state_.value),
+                          .dv = static_cast<int32_t>(dims),
+                          .neighbors = true,
+                          .state = b_.state_layer(inner * state_.value)});
+        b_.add(Activation{z, y, y, Activation::Kind::Silu});
+        project("ssm_out", inner_, y, sublayer);
+    }
+
+  private:
+    // Its converter omits the suffix ".weight".
+    void norm(const std::string &tensor, Slot slot, Size size) {
+        const std::string full = name(tensor);
+        b_.add(Norm{.in = slot,
+                    .out = slot,
+                    .weight = b_.vector(b_.has(full) ? full : full + ".weight", size),
+                    .eps = b_.hyper().norm_epsilon});
+    }
+
+    Size inner_, heads_, state_, rank_;
+};
+
 class GatedConv : Mixer {
   public:
     using Mixer::Mixer;
@@ -409,6 +412,9 @@ void emit_mamba2_mixer(Builder &b, int32_t layer, const SubLayer &sublayer, bool
 }
 void emit_mamba_mixer(Builder &b, int32_t layer, const SubLayer &sublayer) {
     Mamba(b, layer).emit(sublayer);
+}
+void emit_plamo2_mixer(Builder &b, int32_t layer, const SubLayer &sublayer) {
+    Plamo2(b, layer).emit(sublayer);
 }
 void emit_short_conv(Builder &b, int32_t layer, const SubLayer &sublayer) {
     GatedConv(b, layer).emit(sublayer);

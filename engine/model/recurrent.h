@@ -28,6 +28,18 @@ void emit_mamba2_mixer(Builder &builder, int32_t layer, const SubLayer &sublayer
 // ssm_{dt,b,c}_norm if these tensors exist, or without weights if ssm.dt_b_c_rms is set; scan; gate.
 void emit_mamba_mixer(Builder &builder, int32_t layer, const SubLayer &sublayer);
 
+// PLaMo 2's scan: as Mamba-2's with one group, but with B, C and dt computed from the convolved x and normalized,
+// z and x interleaved by head in ssm_in, and no norm after the gate.
+void emit_plamo2_mixer(Builder &builder, int32_t layer, const SubLayer &sublayer);
+
+// Kimi delta attention (Kimi Linear, 2025): a gated delta rule whose decays differ by key channel. The decay is
+// exp(rate * softplus(f)) or, with a bound, exp(bound / (1 + exp(-rate * f))).
+void emit_kimi_delta(Builder &builder, int32_t layer, const SubLayer &sublayer, double bound = 0);
+
+// Lightning attention (Qin et al. 2024): linear attention with a constant decay per head, slower in later
+// layers, then a norm and a gate.
+void emit_lightning(Builder &builder, int32_t layer, const SubLayer &sublayer);
+
 // Gated short convolution (LFM2): [B C X] = in_proj in; out_proj(C * conv(B * X)).
 void emit_short_conv(Builder &builder, int32_t layer, const SubLayer &sublayer);
 

@@ -37,6 +37,7 @@ constexpr Mathematical kMathematical[] = {
     {"hash_layer_count"},
     {"hyper_connection."},
     {"interleave_moe_layer_step", 0, 1},
+    {"kda."},
     {"logit_scale", 0, 1},
     {"moe_latent_size"},
     {"num_loops", 0, 1},

@@ -10,6 +10,7 @@
 #include "engine/text/sentencepiece.h"
 #include "engine/text/special_matcher.h"
 #include "engine/text/special_tokens.h"
+#include "engine/text/unigram.h"
 #include "gguf/printable.h"
 
 namespace runnel::text {
@@ -55,7 +56,10 @@ struct Tokenizer::Impl {
                 std::vector<TokenId> &output) const;
     void encode(const BytePairEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
                 std::vector<TokenId> &output) const;
+    void encode(const UnigramEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
+                std::vector<TokenId> &output) const;
     bool is_sentencepiece() const { return std::holds_alternative<SentencePieceEncoder>(*encoder_); }
+    bool is_byte_pair() const { return std::holds_alternative<BytePairEncoder>(*encoder_); }
 
     std::string name, note;
     Vocabulary vocabulary;
@@ -69,7 +73,7 @@ struct Tokenizer::Impl {
     void append_blank_marks(std::string_view part, bool first, bool last, std::string &text) const;
     void load_matcher(const gguf::File &file);
 
-    std::optional<std::variant<SentencePieceEncoder, BytePairEncoder>> encoder_;
+    std::optional<std::variant<SentencePieceEncoder, BytePairEncoder, UnigramEncoder>> encoder_;
     std::optional<Charsmap> charsmap_;
     SpecialMatcher matcher_;
     std::vector<bool>
@@ -105,9 +109,9 @@ Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
     const PreTokenizerKind *kind = nullptr;
     if (*model == "gpt2") {
         kind = &find_kind(pre, note);
-    } else if (*model != "llama" && *model != "gemma4") {
-        fail("tokenizer.ggml.model",
-             "tokenizer " + gguf::quoted(*model) + " is not supported (supported: llama, gpt2, gemma4)");
+    } else if (*model != "llama" && *model != "gemma4" && *model != "plamo2") {
+        fail("tokenizer.ggml.model", "tokenizer " + gguf::quoted(*model) +
+                                         " is not supported (supported: llama, gpt2, gemma4, plamo2)");
     }
     name = std::string(*model) + "/" + (kind ? std::string(pre) : "default");
     vocabulary = Vocabulary::load(file);
@@ -121,6 +125,10 @@ Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
                                                special.end_of_generation.end(), special.unknown);
         encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind, conventions,
                          is_end ? kNoToken : special.unknown);
+    } else if (*model == "plamo2") {
+        // Its converter writes no key for adding a BOS; llama.cpp adds none.
+        special.add_bos = special.add_bos && get_bool(file, "tokenizer.ggml.add_bos_token").has_value();
+        encoder_.emplace(std::in_place_type<UnigramEncoder>, vocabulary);
     } else {
         start_sentencepiece(file, *model == "gemma4");
     }
@@ -236,6 +244,16 @@ void Tokenizer::Impl::encode(const BytePairEncoder &encoder, const std::vector<F
     }
 }
 
+void Tokenizer::Impl::encode(const UnigramEncoder &encoder, const std::vector<Fragment> &fragments, bool,
+                             std::vector<TokenId> &output) const {
+    for (const Fragment &fragment : fragments) {
+        if (fragment.id == kNoToken)
+            encoder.encode(vocabulary, fragment.text, output);
+        else
+            output.push_back(fragment.id);
+    }
+}
+
 Tokenizer::Tokenizer() = default;
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer &&) noexcept = default;
@@ -322,8 +340,8 @@ std::string Tokenizer::decode(TokenId id, bool with_special) const {
     const std::string_view text = vocabulary.piece(id);
     switch (vocabulary.type(id)) {
         case TokenType::Normal:
-            if (!impl_->is_sentencepiece()) return BytePairEncoder::bytes_of(text);
-            return replace_all(text, kBlankMark, " ");
+            if (impl_->is_byte_pair()) return BytePairEncoder::bytes_of(text);
+            [[fallthrough]];
         case TokenType::UserDefined:
             return impl_->is_sentencepiece() ? replace_all(text, kBlankMark, " ") : std::string(text);
         case TokenType::Control:

@@ -52,6 +52,13 @@ class EditedModel {
         return *this;
     }
 
+    EditedModel &values(const std::string &name, const std::vector<int64_t> &shape,
+                        const std::vector<float> &numbers) {
+        tensor(name, gguf::Type::F32, shape);
+        std::memcpy(tensors_.back().data.data(), numbers.data(), tensors_.back().data.size());
+        return *this;
+    }
+
     const gguf::File &original() const { return original_->file; }
 
     // The error message of build(); empty if it succeeds.

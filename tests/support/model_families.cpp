@@ -158,6 +158,28 @@ void add_recurrent(std::vector<FamilyFiles> &list) {
                      {"expert_gating_func", uint32_t{2}},
                      {"expert_shared_count", uint32_t{1}}};
     add(nemotron, alternating, ExpertFiles{.shared = Shared::Plain, .selection_bias = true});
+    add({.name = "plamo2",
+         .arch = "plamo2",
+         .norms = kSandwich,
+         .bare_post_norms = true,
+         .head_norm = HeadNorm::OwnWeights,
+         .fused_qkv = true,
+         .fused_gate_up = true,
+         .rope_divisor = 2},
+        {.mixer = Mixer::Plamo2});
+    add({.name = "minimax-01", .arch = "minimax-01", .rope_divisor = 2, .keys = {{"residual_scale", 0.9f}}},
+        {.mixer = Mixer::Lightning, .interval_key = true}, ExpertFiles{.width_key = false});
+    FamilyFiles kimi{.name = "kimi-linear",
+                     .arch = "kimi-linear",
+                     .latent = LatentFiles{.low_rank_q = false},
+                     .keys = {{"expert_gating_func", uint32_t{2}},
+                              {"expert_weights_scale", 1.5f},
+                              {"expert_weights_norm", true}}};
+    const ExpertFiles with_shared{.shared = Shared::Plain, .selection_bias = true, .shared_count = true};
+    add(kimi, {.mixer = Mixer::KimiDelta}, with_shared);
+    kimi.name = kimi.arch = "bailingmoe3", kimi.latent = LatentFiles{.head_gates = true};
+    kimi.keys.emplace_back("kda.gate_lower_bound", -5.0f);
+    add(kimi, {.mixer = Mixer::KimiDelta, .low_rank = false, .rate = 1.5f}, with_shared);
 }
 
 // Biases by distance (ALiBi).

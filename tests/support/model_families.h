@@ -31,9 +31,10 @@ inline constexpr int64_t kIndexerHead = 64;
 
 // Multi-head latent attention.
 struct LatentFiles {
-    bool low_rank_q = true;  // attn_q_a, attn_q_b; else attn_q
-    bool joint = false;      // attn_kv_b; else attn_k_b and attn_v_b
-    bool indexer = false;    // of sparse attention
+    bool low_rank_q = true;   // attn_q_a, attn_q_b; else attn_q
+    bool joint = false;       // attn_kv_b; else attn_k_b and attn_v_b
+    bool indexer = false;     // of sparse attention
+    bool head_gates = false;  // attn_gate, one row per head
 };
 
 // Gemma 4: the differences between layers. Heads of full layers are twice as wide as the others.
@@ -71,6 +72,7 @@ struct FamilyFiles {
     std::vector<std::string> norms = {"attn_norm", "ffn_norm"};  // of every layer, [width]
     bool layer_norm = false;  // in place of RMS norm; selects the epsilon's key
     bool norm_bias = false;
+    bool bare_post_norms = false;  // norms after a half lack the suffix .weight
     HeadNorm head_norm = HeadNorm::None;
     Biases biases = Biases::None;
     bool fused_qkv = false, fused_gate_up = false, gated = true;

@@ -216,7 +216,7 @@ class Planner {
                 else
                     tensors_.push_back({prefix() + t.name, t.shape, Type::F32, t.mean, t.sigma, {}});
             }
-        if (files.attends(layer_)) plan_attention();
+        if (files.attends(layer_)) family_.latent ? plan_latent_attention() : plan_attention();
         if (files.attention_too) vector("ffn_norm", shape_.width, 1);  // its converter omits the suffix
         if (!files.feeds(layer_)) return;
         if (has_experts())
@@ -302,6 +302,7 @@ class Planner {
             matrix("attn_v_b", Role::AttentionV, rank, hd, 1);
             tensors_.back().shape.push_back(heads);
         }
+        if (family_.latent->head_gates) matrix("attn_gate", Role::Plain, width, heads, 1);
         matrix("attn_output", Role::AttentionOutput, heads * hd, width, 2 * residual());
         if (!family_.latent->indexer || layer_ % shape_.indexer_period != 0) return;
         vector("indexer.k_norm.weight", kIndexerHead, 1);
@@ -418,7 +419,8 @@ class Planner {
     void norm(const std::string &name) {
         const bool behind =
             name == "post_ffw_norm" || (name == "post_attention_norm" && family_.norms.size() != 2);
-        vector(name + ".weight", shape_.width, behind ? family_.branch_gain : 1);
+        vector(name + (behind && family_.bare_post_norms ? "" : ".weight"), shape_.width,
+               behind ? family_.branch_gain : 1);
         if (family_.norm_bias) vector(name + ".bias", shape_.width, 0);
     }
     void norm_of_heads(const std::string &name, int64_t heads) {

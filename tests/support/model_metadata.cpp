@@ -40,10 +40,11 @@ void add_expert_metadata(const ModelShape &shape, const ExpertFiles &files, cons
 }
 
 // Files with attn_kv_b give the size of a head; later ones also the sizes in the cache.
-void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, const AddSize &add) {
+void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, bool recurrent,
+                         const AddSize &add) {
     if (files.low_rank_q) add("attention.q_lora_rank", shape.latent_q_rank);
     add("attention.kv_lora_rank", shape.latent_rank);
-    add("attention.head_count_kv", files.joint ? shape.heads : 1);
+    if (!recurrent) add("attention.head_count_kv", files.joint ? shape.heads : 1);
     const int64_t key = shape.head_dim + shape.latent_rotated;
     add("attention.key_length", files.joint ? key : shape.latent_rank + shape.latent_rotated);
     add("attention.value_length", files.joint ? shape.head_dim : shape.latent_rank);
@@ -156,10 +157,13 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         add_size("feed_forward_length", family.double_ff_key ? 2 * shape.ff : shape.ff);
     if (!family.recurrent && same) add_size("attention.head_count", shape.heads);
     add_arrays(shape, family, writer);
-    if (family.recurrent) {
-        add_recurrent_metadata(shape, *family.recurrent, family.arch, writer);
-    } else if (family.latent) {
-        add_latent_metadata(shape, *family.latent, add_size);
+    const bool recurrent = family.recurrent.has_value();
+    if (recurrent)
+        add_recurrent_metadata(shape, *family.recurrent, family.arch, family.latent.has_value(), writer);
+    if (family.latent) {
+        add_latent_metadata(shape, *family.latent, recurrent, add_size);
+    } else if (recurrent) {
+        // Above.
     } else if (family.gemma4) {
         add_gemma4_metadata(shape, *family.gemma4, family.arch, writer);
     } else {

@@ -12,10 +12,12 @@ MixerSizes::MixerSizes(const ModelShape &shape, Mixer mixer)
     : taps(mixer == Mixer::ShortConv ? 3 : 4),
       inner(mixer == Mixer::GatedDelta ? shape.heads * shape.head_dim : 2 * shape.width),
       state(mixer == Mixer::GatedDelta ? shape.head_dim : 16),
-      groups(mixer == Mixer::GatedDelta ? shape.kv_heads : 2),
-      rank(mixer == Mixer::GatedDelta ? shape.heads
-           : mixer == Mixer::Mamba2   ? inner / shape.head_dim
-                                      : std::max<int64_t>(1, shape.width / 16)) {}
+      groups(mixer == Mixer::GatedDelta ? shape.kv_heads
+             : mixer == Mixer::Plamo2   ? 0
+                                        : 2),
+      rank(mixer == Mixer::GatedDelta                         ? shape.heads
+           : mixer == Mixer::Mamba2 || mixer == Mixer::Plamo2 ? inner / shape.head_dim
+                                                              : std::max<int64_t>(1, shape.width / 16)) {}
 
 std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, float residual) {
     const MixerSizes s(shape, files.mixer);
@@ -29,7 +31,8 @@ std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentF
         list.push_back({name, std::move(dimensions), false, 1, mean, sigma});
     };
     // Decays with a memory of about thirty tokens.
-    constexpr float kStep = -3, kRate = -0.6f;
+    constexpr float kStep = -3;
+    const float rate = files.rate;
     switch (files.mixer) {
         case Mixer::GatedDelta: {
             const int64_t keys = s.groups * s.state, heads = s.rank;
@@ -47,7 +50,7 @@ std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentF
             }
             numbers("ssm_conv1d.weight", {s.taps, 2 * keys + s.inner}, 0, 0.5f);
             numbers("ssm_dt.bias", {heads}, kStep);
-            numbers("ssm_a", {heads}, kRate);
+            numbers("ssm_a", {heads}, rate);
             numbers("ssm_norm.weight", {s.inner / heads}, 1);
             matrix("ssm_out", s.inner, width, 2 * residual);
             break;
@@ -63,7 +66,7 @@ std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentF
             numbers("ssm_conv1d.weight", {s.taps, channels}, 0, 0.5f);
             numbers("ssm_conv1d.bias", {channels}, 0);
             numbers("ssm_dt.bias", {s.rank}, kStep);
-            numbers("ssm_a", {1, s.rank}, kRate);
+            numbers("ssm_a", {1, s.rank}, rate);
             numbers("ssm_d", {1, s.rank}, 1);
             numbers("ssm_norm.weight", {s.inner / s.groups, s.groups}, 1);
             matrix("ssm_out", s.inner, width, 2 * residual);
@@ -81,27 +84,71 @@ std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentF
             }
             matrix("ssm_dt", s.rank, s.inner, 1);
             numbers("ssm_dt.bias", {s.inner}, kStep);
-            numbers("ssm_a", {s.state, s.inner}, kRate, 0.2f);
+            numbers("ssm_a", {s.state, s.inner}, rate, 0.2f);
             numbers("ssm_d", {s.inner}, 1);
             matrix("ssm_out", s.inner, width, 2 * residual);
             break;
+        case Mixer::Plamo2: {
+            const int64_t low = std::max<int64_t>(64, width / 16);
+            matrix("ssm_in", width, 2 * s.inner, 1);
+            numbers("ssm_conv1d.weight", {s.taps, s.inner}, 0, 0.5f);
+            matrix("ssm_x", s.inner, low + 2 * s.state, 1);
+            numbers("ssm_dt_norm", {low}, 1);  // its converter omits the suffix
+            numbers("ssm_b_norm", {s.state}, 1);
+            numbers("ssm_c_norm", {s.state}, 1);
+            matrix("ssm_dt", low, s.rank, 1);
+            numbers("ssm_dt.bias", {s.rank}, kStep);
+            numbers("ssm_a", {s.rank}, rate);
+            numbers("ssm_d", {s.rank}, 1);
+            matrix("ssm_out", s.inner, width, 2 * residual);
+            break;
+        }
+        case Mixer::KimiDelta: {
+            const int64_t all = shape.heads * shape.head_dim, low = shape.head_dim;
+            for (const char *part : {"q", "k", "v"}) {
+                matrix(std::string("attn_") + part, width, all, 1);
+                numbers(std::string("ssm_conv1d_") + part + ".weight", {s.taps, 1, all, 1}, 0, 0.5f);
+            }
+            for (const char *part : {"ssm_f", "ssm_g"}) {
+                matrix(part + std::string("_a"), width, files.low_rank ? low : all, 1);
+                if (files.low_rank) matrix(part + std::string("_b"), low, all, 1);
+            }
+            matrix("ssm_beta", width, shape.heads, 1);
+            numbers("ssm_dt.bias", {all}, kStep);
+            numbers("ssm_a", {1, shape.heads}, rate);
+            numbers("ssm_norm.weight", {shape.head_dim}, 1);
+            matrix("attn_output", all, width, 2 * residual);
+            break;
+        }
+        case Mixer::Lightning: {
+            const int64_t all = shape.heads * shape.head_dim;
+            matrix("attn_qkv", width, 3 * all, 1);
+            matrix("attn_gate", width, all, 1);
+            numbers("attn_norm_2.weight", {all}, 1);
+            matrix("attn_output", all, width, 2 * residual);
+            break;
+        }
     }
     return list;
 }
 
 void add_recurrent_metadata(const ModelShape &shape, const RecurrentFiles &files, const std::string &arch,
-                            gguf::Writer &writer) {
+                            bool latent, gguf::Writer &writer) {
     const auto add = [&](const std::string &name, int64_t n) {
         writer.add(arch + "." + name, static_cast<uint32_t>(n));
     };
     const MixerSizes s(shape, files.mixer);
     const bool none = files.period == 0 && !files.attention_too && !files.alternating;
-    add("attention.head_count", none ? 0 : shape.heads);
-    gguf::Array kv_heads(gguf::ValueType::I32), hidden(gguf::ValueType::I32);
+    gguf::Array heads(gguf::ValueType::I32), kv_heads(gguf::ValueType::I32), hidden(gguf::ValueType::I32);
     for (int64_t layer = 0; layer < shape.layers; ++layer) {
-        kv_heads.push(static_cast<int32_t>(files.attends(layer) ? shape.kv_heads : 0));
+        heads.push(static_cast<int32_t>(files.attends(layer) ? shape.heads : 0));
+        kv_heads.push(static_cast<int32_t>(!files.attends(layer) ? 0 : latent ? 1 : shape.kv_heads));
         hidden.push(static_cast<int32_t>(files.feeds(layer) ? shape.ff : 0));
     }
+    if (files.mixer == Mixer::Plamo2)
+        writer.add(arch + ".attention.head_count", heads);
+    else
+        add("attention.head_count", none ? 0 : shape.heads);
     if (files.alternating)
         writer.add(arch + ".feed_forward_length", hidden);
     else
@@ -110,12 +157,14 @@ void add_recurrent_metadata(const ModelShape &shape, const RecurrentFiles &files
     if (files.interval_key) add("full_attention_interval", files.period);
     if (!files.interval_key && !files.attention_too && !none)
         writer.add(arch + ".attention.head_count_kv", kv_heads);
-    if (!none) {
+    if (!none && !latent) {
         add("attention.key_length", shape.head_dim);
         add("attention.value_length", shape.head_dim);
     }
     if (files.mixer == Mixer::ShortConv) return add("shortconv.l_cache", s.taps);
+    if (files.mixer == Mixer::Lightning) return;
     add("ssm.conv_kernel", s.taps);
+    if (files.mixer == Mixer::KimiDelta) return add("kda.head_dim", shape.head_dim);
     add("ssm.inner_size", s.inner);
     add("ssm.state_size", s.state);
     add("ssm.time_step_rank", s.rank);

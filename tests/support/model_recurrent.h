@@ -13,7 +13,7 @@ namespace runnel::testing {
 struct ModelShape;
 
 struct RecurrentFiles {
-    enum class Mixer { GatedDelta, ShortConv, Mamba2, Mamba };
+    enum class Mixer { GatedDelta, ShortConv, Mamba2, Mamba, Plamo2, KimiDelta, Lightning };
     Mixer mixer;
     int64_t period = 3;          // the last of this many layers has attention; 0: none has
     bool attention_too = false;  // in every layer, besides the mixer
@@ -23,6 +23,8 @@ struct RecurrentFiles {
     bool interval_key = false;   // full_attention_interval; else attention.head_count_kv by layer
     bool separate_gates = true;  // ssm_alpha and ssm_beta; else ssm_ba
     bool interleaved = false;    // ssm_in instead of attn_qkv and attn_gate
+    bool low_rank = true;        // ssm_f and ssm_g are products of two matrices; else one
+    float rate = -0.6f;          // ssm_a
     bool normed_inputs = false;  // ssm_{dt,b,c}_norm
     bool mixed_experts = false;  // experts in every second layer only
     std::string final_norm = "output_norm";
@@ -53,7 +55,8 @@ struct MixerSizes {
 std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, float residual);
 
 // The keys that differ from those of other families: feed_forward_length, attention.head_count_kv and ssm.*.
+// latent: attention has the keys of latent attention.
 void add_recurrent_metadata(const ModelShape &shape, const RecurrentFiles &files, const std::string &arch,
-                            gguf::Writer &writer);
+                            bool latent, gguf::Writer &writer);
 
 }  // namespace runnel::testing

@@ -200,6 +200,22 @@ void check_families(bool recurrent) {
     CHECK(count >= 15);
 }
 
+// The same with the second layer on another GPU.
+void check_two_gpus(const Program &of_model, const tests::RecurrentTexts &texts,
+                    const std::vector<tests::TextLogits> &expected, std::mt19937 &random) {
+    std::vector<std::unique_ptr<Backend>> two;
+    for (int i = 0; i < 2; ++i) two.push_back(cuda::make_cuda_backend(0));
+    const auto split = make_split_backend(std::move(two), [](const Program &program) {
+        std::vector<uint8_t> device;
+        for (const Step &step : program.steps) device.push_back(layer_of(step) == 1);
+        return device;
+    });
+    split->load(of_model, texts.cache(), texts.max_tokens());
+    tests::check_same(texts.run(*split, &random), expected);
+    // The layers with K and V, then the states: three convolutions and a scan in each mixer.
+    CHECK(split->info().kind == "cuda+cuda [0; 0-3] [; 4-7]");
+}
+
 }  // namespace
 
 TEST_CASE("gpu families: every family gives the same text on the GPU and the CPU") {
@@ -211,28 +227,20 @@ TEST_CASE("gpu families: every family with recurrent layers gives the same text 
 }
 
 TEST_CASE("gpu families: recurrent layers give the same bits whatever the chunks, batch and roll-backs") {
-    ModelShape shape = shape_of("qwen35");
-    shape.vocab = 260;
-    const TemporaryModel tiny(shape);
-    const model::Model model = model::build(tiny.file);
-    std::mt19937 random(9);
-    const tests::RecurrentTexts texts(model.program, tests::random_texts({14, 9}, 260, random));
-    const auto gpu = cuda::make_cuda_backend(0);
-    gpu->load(model.program, texts.cache(), texts.max_tokens());
-    const auto expected = texts.run(*gpu, nullptr);
-    tests::check_same(texts.run(*gpu, &random), expected);
-    // The second layer runs on another GPU.
-    std::vector<std::unique_ptr<Backend>> two;
-    for (int i = 0; i < 2; ++i) two.push_back(cuda::make_cuda_backend(0));
-    const auto split = make_split_backend(std::move(two), [](const Program &program) {
-        std::vector<uint8_t> device;
-        for (const Step &step : program.steps) device.push_back(layer_of(step) == 1);
-        return device;
-    });
-    split->load(model.program, texts.cache(), texts.max_tokens());
-    tests::check_same(texts.run(*split, &random), expected);
-    // The layers with K and V, then the states: three convolutions and a scan in each mixer.
-    CHECK(split->info().kind == "cuda+cuda [0; 0-3] [; 4-7]");
+    for (const char *arch : {"qwen35", "minimax-01", "kimi-linear"}) {
+        CAPTURE(arch);
+        ModelShape shape = shape_of(arch);
+        shape.vocab = 260;
+        const TemporaryModel tiny(shape);
+        const model::Model model = model::build(tiny.file);
+        std::mt19937 random(9);
+        const tests::RecurrentTexts texts(model.program, tests::random_texts({14, 9}, 260, random));
+        const auto gpu = cuda::make_cuda_backend(0);
+        gpu->load(model.program, texts.cache(), texts.max_tokens());
+        const auto expected = texts.run(*gpu, nullptr);
+        tests::check_same(texts.run(*gpu, &random), expected);
+        if (shape.arch == "qwen35") check_two_gpus(model.program, texts, expected, random);
+    }
 }
 
 TEST_CASE("gpu families: every format gives the same text on the GPU and the CPU") {
