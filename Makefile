@@ -270,7 +270,7 @@ cuda-objects: $(cuda_kernels:%.cu=$(BUILD)/obj/%.cuda.o)
 $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o): CXXFLAGS += -isystem $(CUDA_HOME)/include
 
 # The commit is compiled into one file, rebuilt when it changes.
-commit := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+commit := $(shell (git describe --always --dirty 2>/dev/null || echo unknown) | tr -c 'a-zA-Z0-9.+\n-' .)
 $(shell mkdir -p $(BUILD) && echo '$(commit)' | cmp -s - $(BUILD)/commit || echo '$(commit)' > $(BUILD)/commit)
 $(BUILD)/obj/engine/commands/version.o: $(BUILD)/commit
 $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"'
@@ -325,10 +325,11 @@ demo: $(BUILD)/runnel-cpu
 	@scripts/demo $(BUILD)/runnel-cpu
 
 PREFIX ?= /usr/local
+prefix_word = '$(subst ','\'',$(PREFIX))'
 install: $(BUILD)/runnel
-	@scripts/install $(BUILD)/runnel $(PREFIX)
+	@scripts/install $(BUILD)/runnel $(prefix_word)
 uninstall:
-	@scripts/install --remove $(PREFIX)
+	@scripts/install --remove $(prefix_word)
 dist: $(BUILD)/runnel-dist
 	@scripts/dist $(BUILD) $(commit)
 

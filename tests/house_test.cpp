@@ -157,6 +157,69 @@ TEST_CASE(
     CHECK(!fs::exists(prefix + "/share"));
 }
 
+TEST_CASE("house: removal leaves what others put beside it; a relative prefix is refused") {
+    namespace fs = std::filesystem;
+    const std::optional<std::string> program = runnel::testing::program_under_test();
+    REQUIRE(program);
+    const runnel::testing::TemporaryDirectory directory;
+    const fs::path root = fs::absolute(directory.path());
+    const auto scripted = [&](const std::string &arguments, const std::string &destination = "") {
+        return WEXITSTATUS(
+            std::system(("DESTDIR=" + runnel::testing::shell_word((root / destination).string()) +
+                         " scripts/install " + arguments + " >/dev/null 2>&1")
+                            .c_str()));
+    };
+    const std::string word = runnel::testing::shell_word(*program);
+    CHECK(scripted(word + " here") == 2);
+    CHECK(scripted("--remove '~/.local'") == 2);
+    CHECK(!fs::exists("here"));
+    // A file of others in its folder, one that a link of its name leads to, and the system's empty folders.
+    const fs::path doc = root / "usr/local/share/doc/runnel", man = root / "usr/local/share/man/man1";
+    fs::create_directories(doc);
+    fs::create_directories(man);
+    std::ofstream(doc / "notes") << "kept";
+    std::ofstream(root / "other.1") << "kept";
+    fs::create_symlink(root / "other.1", man / "runnel.1");
+    REQUIRE(scripted(word + " /usr/local") == 0);
+    CHECK(fs::is_regular_file(fs::symlink_status(man / "runnel.1")));
+    CHECK(fs::file_size(root / "other.1") == 4);
+    REQUIRE(scripted("--remove /usr/local") == 0);
+    std::string left;
+    for (const auto &entry : fs::recursive_directory_iterator(root))
+        if (!entry.is_directory()) left += entry.path().filename().string() + ' ';
+    CHECK((left == "notes other.1 " || left == "other.1 notes "));
+    CHECK(fs::is_directory(root / "usr/local/bin"));
+}
+
+// With a program that does nothing, because runnel takes seconds to compress.
+TEST_CASE("house: make dist gives the same bytes whoever builds it, with root as owner of all files") {
+    const runnel::testing::TemporaryDirectory directory;
+    const std::string program = (std::filesystem::absolute(directory.path()) / "program").string();
+    REQUIRE(
+        std::system(("echo 'void _exit(int); void _start(void) { _exit(0); }' | cc -nostartfiles -x c -o " +
+                     runnel::testing::shell_word(program) + " -")
+                        .c_str()) == 0);
+    const auto packed = [&](const std::string &folder, const std::string &mask) {
+        const std::string build = (std::filesystem::absolute(directory.path()) / folder).string();
+        std::filesystem::create_directory(build);
+        const std::string word = runnel::testing::shell_word(build);
+        return std::system(("ln -s " + runnel::testing::shell_word(program) + " " + word +
+                            "/runnel-dist && chmod g+s " + word + " && umask " + mask + " && scripts/dist " +
+                            word + " 'v1/a;b' >/dev/null")
+                               .c_str()) == 0;
+    };
+    REQUIRE(packed("first one", "077"));
+    REQUIRE(packed("second", "002"));
+    const std::string in = "cd " + runnel::testing::shell_word(directory.path().string()) + " && ";
+    CHECK(std::system((in + "rm */runnel-dist && diff -r 'first one' second").c_str()) == 0);
+    // Owner 0, no bit for a set user or group, nothing that others may write, one folder at the top.
+    CHECK(std::system((in +
+                       "tar --numeric-owner -tvzf second/runnel-v1.a.b-linux-*.tar.gz | grep -vE "
+                       "'^[d-]rw[x-]r-[x-]r-[x-] 0/0 .* runnel-v1\\.a\\.b-linux-[^/]*/' >&2; test $? -eq 1")
+                          .c_str()) == 0);
+    CHECK(std::system((in + "tar -tzf second/*.tar.gz | grep -qE 'licences/pcre2$'").c_str()) == 0);
+}
+
 TEST_CASE("house: the program of make dist needs no newer glibc than 2.31, and runs as the other does") {
     const std::optional<std::string> path = runnel::testing::program_under_test();
     REQUIRE(path);

@@ -55,30 +55,44 @@ std::string bash_script() {
     }
     return "# bash completion of runnel: source this, or install it in bash-completion/completions/runnel\n"
            "_runnel() {\n"
-           "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words= files= "
-           "options=\n"
+           "    local word=${COMP_WORDS[COMP_CWORD]} at=$((COMP_CWORD - 1)) command=${COMP_WORDS[1]}\n"
+           "    local words= files= options= before\n"
            "    COMPREPLY=()\n"
            "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-           "        COMPREPLY=($(compgen -W '" +
+           "        mapfile -t COMPREPLY < <(compgen -W '" +
            names +
-           " help' -- \"$word\") $(compgen -f -X '!*.gguf' -- \"$word\"))\n"
+           " help --help --version' -- \"$word\")\n"
+           "        [ -z \"$word\" ] || [ ${#COMPREPLY[@]} -eq 0 ] || return\n"
+           "        compopt -o filenames -o default 2>/dev/null\n"
+           "        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -X '!*.gguf' -- \"$word\"; "
+           "compgen "
+           "-d -- \"$word\")\n"
            "        return\n"
            "    fi\n"
-           "    case ${COMP_WORDS[1]}:$before in\n"
+           "    # --option=value arrives as three words.\n"
+           "    [ \"$word\" != = ] || { word=; at=$((at + 1)); }\n"
+           "    [ \"${COMP_WORDS[at]}\" != = ] || at=$((at - 1))\n"
+           "    before=${COMP_WORDS[at]}\n"
+           "    # A model in place of a command is a chat with it.\n"
+           "    case ' " +
+           names +
+           " help ' in *\" $command \"*) ;; *) command=chat ;; esac\n"
+           "    case $command:$before in\n"
            "        completion:completion) words='bash zsh fish man' ;;\n"
            "        help:help) words='" +
            names + "' ;;\n" + words + files +
            "    esac\n"
-           "    case ${COMP_WORDS[1]} in\n" +
+           "    case $command in\n" +
            options +
            "    esac\n"
            "    if [ -n \"$words\" ]; then\n"
-           "        COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
+           "        mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$word\")\n"
            "    elif [ -z \"$files\" ] && [[ $word == -* ]]; then\n"
-           "        COMPREPLY=($(compgen -W \"$options\" -- \"$word\"))\n"
+           "        mapfile -t COMPREPLY < <(compgen -W \"$options\" -- \"$word\")\n"
            "    else\n"
-           "        compopt -o filenames 2>/dev/null\n"
-           "        COMPREPLY=($(compgen -f -- \"$word\"))\n"
+           "        # (default: for words with quotes or backslashes, which compgen does not understand.)\n"
+           "        compopt -o filenames -o default 2>/dev/null\n"
+           "        mapfile -t COMPREPLY < <(compgen -f -- \"$word\")\n"
            "    fi\n"
            "}\n"
            "complete -F _runnel runnel\n";
@@ -95,14 +109,16 @@ std::string zsh_text(std::string_view text) {
 }
 
 std::string zsh_script() {
-    std::string commands, cases;
+    std::string commands, all_cases, chat;
     for (const CommandEntry &entry : command_entries()) {
         Common common;
         const Command command = with_common_options(entry.make(), common);
         const std::string name(entry.name);
         commands +=
             "        " + shell_quoted(zsh_text(name) + ":" + std::string(command.summary), false) + "\n";
-        cases += "        " + name + ") _arguments \\\n";
+        // A model in place of a command is a chat with it, so that chat is the last case, for all other words.
+        std::string &cases = name == "chat" ? chat : all_cases;
+        cases += "        " + std::string(name == "chat" ? "*" : name) + ") _arguments \\\n";
         for (const Option &option : command.options.options()) {
             std::string action;
             if (!option.choices.empty())
@@ -129,6 +145,7 @@ std::string zsh_script() {
            commands +
            "    )\n"
            "    if (( CURRENT == 2 )); then\n"
+           "        [[ $PREFIX != -* ]] || { compadd -- --help --version; return }\n"
            "        _describe command commands\n"
            "        _files -g '*.gguf'\n"
            "        return\n"
@@ -137,15 +154,30 @@ std::string zsh_script() {
            "    (( CURRENT-- ))\n"
            "    case $words[1] in\n"
            "        help) _describe command commands ;;\n" +
-           cases +
+           all_cases + chat +
            "    esac\n"
            "}\n"
-           "compdef _runnel runnel\n";
+           "# From $fpath this file is the function, called for the first completion; otherwise it was "
+           "sourced.\n"
+           "if [[ ${funcstack[1]} == _runnel ]]; then _runnel \"$@\"; else compdef _runnel runnel; fi\n";
 }
 
 std::string fish_script() {
+    std::string names;
+    for (const CommandEntry &entry : command_entries()) names += " " + std::string(entry.name);
     std::string text =
         "# fish completion of runnel: install it as completions/runnel.fish\n"
+        "# Whether the command is this one. A model in place of a command is a chat with it.\n"
+        "function __runnel_command\n"
+        "    set -l words (commandline -opc)\n"
+        "    test (count $words) -gt 1; or return 1\n"
+        "    contains -- $words[2] help" +
+        names +
+        "; or set words[2] chat\n"
+        "    test $words[2] = $argv[1]\n"
+        "end\n"
+        "complete -c runnel -n __fish_use_subcommand -l help -d 'how to use runnel'\n"
+        "complete -c runnel -n __fish_use_subcommand -l version -d 'the version'\n"
         "complete -c runnel -n __fish_use_subcommand -a help -d 'help for a command'\n";
     for (const CommandEntry &entry : command_entries()) {
         Common common;
@@ -154,7 +186,7 @@ std::string fish_script() {
         text += "complete -c runnel -n __fish_use_subcommand -a " + name + " -d " +
                 shell_quoted(command.summary, true) + "\n";
         for (const Option &option : command.options.options()) {
-            text += "complete -c runnel -n '__fish_seen_subcommand_from " + name + "'";
+            text += "complete -c runnel -n '__runnel_command " + name + "'";
             for (const std::string &spelled : option.names) {
                 if (spelled.starts_with("--"))
                     text += " -l " + spelled.substr(2);
@@ -170,8 +202,9 @@ std::string fish_script() {
             text += " -d " + shell_quoted(option.help, true) + "\n";
         }
     }
-    return text +
-           "complete -c runnel -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish man'\n";
+    return text + "complete -c runnel -n '__runnel_command help' -f -a '" + names.substr(1) +
+           "'\n"
+           "complete -c runnel -n '__runnel_command completion' -f -a 'bash zsh fish man'\n";
 }
 
 // Roff: a line that begins with a dot or an apostrophe is a request, and a backslash is an escape.

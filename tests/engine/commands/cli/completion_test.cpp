@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include "engine/commands/io.h"
@@ -46,21 +47,61 @@ TEST_CASE("completion: bash completes commands, options, words and files") {
     const TemporaryDirectory directory;
     const std::string script = (directory / "runnel.bash").string(), text = completion_script("bash");
     runnel::testing::write_file(script, std::as_bytes(std::span(text)));
-    runnel::testing::write_file(directory / "small.gguf", {});
-    const auto completed = [&](const std::string &words, int count) {
+    for (const char *name : {"small.gguf", "my model.gguf", "notes.txt"})
+        runnel::testing::write_file(directory / name, {});
+    std::filesystem::create_directory(directory / "a folder");
+    // The completions of the last word, a line each.
+    const auto completed = [&](const std::string &words) {
         const std::string line = "cd " + directory.path().string() + " && bash -c 'source " + script +
-                                 "; COMP_WORDS=(" + words + "); COMP_CWORD=" + std::to_string(count) +
-                                 "; _runnel; echo ${COMPREPLY[*]}'";
+                                 "; COMP_WORDS=(" + words +
+                                 "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _runnel; "
+                                 "printf \"%s\\n\" \"${COMPREPLY[@]}\"'";
         std::string out = output_of(line);
         if (out.ends_with('\n')) out.pop_back();
         return out;
     };
-    CHECK(completed("runnel ru", 1) == "run");
-    CHECK(completed("runnel sma", 1) == "small.gguf");
-    CHECK(completed("runnel run --repeat-p", 2) == "--repeat-penalty");
-    CHECK(completed("runnel run -ctk q", 3) == "q8_0 q4_0");
-    CHECK(completed("runnel run sm", 2) == "small.gguf");
-    CHECK(completed("runnel run -f sm", 3) == "small.gguf");
-    CHECK(completed("runnel completion f", 2) == "fish");
-    CHECK(completed("runnel chat --color o", 3) == "on off");
+    CHECK(completed("runnel ru") == "run");
+    CHECK(completed("runnel sma") == "small.gguf");
+    CHECK(completed("runnel my") == "my model.gguf");
+    CHECK(completed("runnel a") == "a folder");
+    CHECK(completed("runnel no").empty());
+    CHECK(completed("runnel --v") == "--version");
+    CHECK(completed("runnel \"\"").ends_with("\n--version\nmy model.gguf\nsmall.gguf\na folder"));
+    CHECK(completed("runnel run --repeat-p") == "--repeat-penalty");
+    CHECK(completed("runnel run -ctk q") == "q8_0\nq4_0");
+    CHECK(completed("runnel run -ctk = q") == "q8_0\nq4_0");
+    CHECK(completed("runnel run --think =").starts_with("auto\non\noff\n"));
+    CHECK(completed("runnel run sm") == "small.gguf");
+    CHECK(completed("runnel run my") == "my model.gguf");
+    CHECK(completed("runnel run -f no") == "notes.txt");
+    CHECK(completed("runnel completion f") == "fish");
+    CHECK(completed("runnel help qu") == "quantize");
+    CHECK(completed("runnel chat --color o") == "on\noff");
+    // A model in place of a command is a chat with it.
+    CHECK(completed("runnel small.gguf --color o") == "on\noff");
+    CHECK(completed("runnel small.gguf --show-th") == "--show-thinking");
+}
+
+// Where there are such shells; CI has none, and needs none.
+TEST_CASE("completion: fish completes the same, and zsh reads its script") {
+    const TemporaryDirectory directory;
+    for (const char *shell : {"zsh", "fish"}) {
+        const std::string text = completion_script(shell);
+        runnel::testing::write_file(directory / shell, std::as_bytes(std::span(text)));
+    }
+    const std::string in = "cd " + directory.path().string() + " && ";
+    if (std::system("command -v zsh >/dev/null") == 0) CHECK(std::system((in + "zsh -n zsh").c_str()) == 0);
+    if (std::system("command -v fish >/dev/null") != 0) return;
+    const auto completed = [&](const std::string &line) {
+        return output_of(in + "HOME=. fish -c 'source fish; complete -C \"" + line +
+                         "\" | string split -f 1 \\t'");
+    };
+    CHECK(completed("runnel ru") == "run\n");
+    CHECK(completed("runnel help qu") == "quantize\n");
+    CHECK(completed("runnel --v") == "--version\n");
+    CHECK(completed("runnel run -ctk q") == "q4_0\nq8_0\n");
+    CHECK(completed("runnel completion f") == "fish\n");
+    CHECK(completed("runnel run chat --show-th") == "--show-thinking\n");
+    CHECK(completed("runnel small.gguf --show-th") == "--show-thinking\n");
+    CHECK(completed("runnel bench chat --show-th").empty());
 }
