@@ -139,16 +139,12 @@ void add_recurrent_metadata(const ModelShape &shape, const RecurrentFiles &files
     };
     const MixerSizes s(shape, files.mixer);
     const bool none = files.period == 0 && !files.attention_too && !files.alternating;
-    gguf::Array heads(gguf::ValueType::I32), kv_heads(gguf::ValueType::I32), hidden(gguf::ValueType::I32);
+    add("attention.head_count", none ? 0 : shape.heads);
+    gguf::Array kv_heads(gguf::ValueType::I32), hidden(gguf::ValueType::I32);
     for (int64_t layer = 0; layer < shape.layers; ++layer) {
-        heads.push(static_cast<int32_t>(files.attends(layer) ? shape.heads : 0));
         kv_heads.push(static_cast<int32_t>(!files.attends(layer) ? 0 : latent ? 1 : shape.kv_heads));
         hidden.push(static_cast<int32_t>(files.feeds(layer) ? shape.ff : 0));
     }
-    if (files.mixer == Mixer::Plamo2)
-        writer.add(arch + ".attention.head_count", heads);
-    else
-        add("attention.head_count", none ? 0 : shape.heads);
     if (files.alternating)
         writer.add(arch + ".feed_forward_length", hidden);
     else

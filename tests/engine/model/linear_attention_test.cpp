@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -120,4 +121,14 @@ TEST_CASE("linear attention: keys that ask for another computation are refused")
     refused(EditedModel(kimi).set("kimi-linear.kda.gate_lower_bound", -5.0f), "kda.gate_lower_bound");
     refused(EditedModel(tiny("minimax-01", 4)).without("minimax-01.residual_scale"), "residual_scale");
     refused(EditedModel(tiny("plamo2", 4)).set("plamo2.ssm.group_count", uint32_t{2}), "ssm.group_count");
+}
+
+// The converter of PLaMo 2 writes 0 heads for the layers without attention.
+TEST_CASE("linear attention: PLaMo 2's numbers of heads may be given by layer") {
+    const std::vector<int32_t> heads = {0, 0, 4, 0, 0, 4};
+    const EditedModel model(tiny("plamo2", 4));
+    CHECK(model.error() == "");
+    CHECK(EditedModel(model)
+              .set("plamo2.attention.head_count", gguf::Array(std::span<const int32_t>(heads)))
+              .error() == "");
 }
