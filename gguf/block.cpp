@@ -44,6 +44,8 @@ constexpr TypeTraits kTypes[] = {
     {Type::NVFP4, "nvfp4", 64, sizeof(BlockNVFP4), true, true},
     {Type::Q1_0, "q1_0", 128, sizeof(BlockQ1_0), true, true},
     {Type::Q2_0, "q2_0", 64, sizeof(BlockQ2_0), true, true},
+    {Type::PQ2_0, "pq2_0", 128, sizeof(BlockPQ2_0), true, true},
+    {Type::PTQ1_0, "ptq1_0", 128, sizeof(BlockPTQ1_0), true, true},
 };
 
 }  // namespace

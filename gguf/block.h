@@ -25,7 +25,10 @@ enum class Type : uint32_t {
     IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21, IQ2_S = 22, IQ4_XS = 23,
     I8 = 24, I16 = 25, I32 = 26, I64 = 27, F64 = 28, IQ1_M = 29, BF16 = 30, TQ1_0 = 34, TQ2_0 = 35,
     MXFP4 = 39, NVFP4 = 40, Q1_0 = 41, Q2_0 = 42,
+    PQ2_0 = 142, PTQ1_0 = 143,  // PrismML's, not ggml's; ik_llama.cpp withdrew two others of these ids
 };
+
+inline constexpr uint32_t kTypeIds = 144;  // all ids are smaller
 
 struct TypeTraits {
     Type type;
@@ -80,6 +83,11 @@ struct BlockTQ2_0 { uint8_t qs[64]; f16_bits d; };
 struct BlockQ1_0 { f16_bits d; uint8_t qs[16]; };
 // 64 weights: value = d * (q - 1); 2-bit q, four neighbors per byte, the first in its lowest bits.
 struct BlockQ2_0 { f16_bits d; uint8_t qs[16]; };
+// 128 weights, otherwise as Q2_0.
+struct BlockPQ2_0 { f16_bits d; uint8_t qs[32]; };
+// 128 weights: value = d * (trit - 1); trits in bytes as TQ1_0. Trit n of byte i of qs is weight 16 n + i for i < 16,
+// else 80 + 8 n + i - 16; trit n < 4 of byte i of qh is weight 120 + 2 n + i.
+struct BlockPTQ1_0 { uint8_t qs[24]; uint8_t qh[2]; f16_bits d; };
 #pragma pack(pop)
 // clang-format on
 
@@ -88,6 +96,7 @@ static_assert(sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(Block
 static_assert(sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176);
 static_assert(sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136);
 static_assert(sizeof(BlockQ1_0) == 18 && sizeof(BlockQ2_0) == 18);
+static_assert(sizeof(BlockPQ2_0) == 34 && sizeof(BlockPTQ1_0) == 28);
 static_assert(sizeof(BlockMXFP4) == 17 && sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66);
 
 inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,

@@ -78,9 +78,19 @@ void decode(const BlockQ1_0 &b, float *out) {
     for (int i = 0; i < 128; ++i) out[i] = b.qs[i / 8] >> (i % 8) & 1 ? d : -d;
 }
 
+// The value of code i, two bits wide.
+float two_bit_value(const uint8_t *qs, int i, float d) {
+    return static_cast<float>((qs[i / 4] >> (i % 4 * 2) & 3) - 1) * d;
+}
+
 void decode(const BlockQ2_0 &b, float *out) {
     const float d = f16_to_f32(b.d);
-    for (int i = 0; i < 64; ++i) out[i] = static_cast<float>((b.qs[i / 4] >> (i % 4 * 2) & 3) - 1) * d;
+    for (int i = 0; i < 64; ++i) out[i] = two_bit_value(b.qs, i, d);
+}
+
+void decode(const BlockPQ2_0 &b, float *out) {
+    const float d = f16_to_f32(b.d);
+    for (int i = 0; i < 128; ++i) out[i] = two_bit_value(b.qs, i, d);
 }
 
 // --- super-blocks of 256 -----------------------------------------------------------------------------------
@@ -171,6 +181,13 @@ void decode(const BlockTQ1_0 &b, float *out) {
     for (int i = 0; i < 160; ++i) out[i] = trit(b.qs[i % 32], i / 32, d);
     for (int i = 0; i < 80; ++i) out[160 + i] = trit(b.qs[32 + i % 16], i / 16, d);
     for (int i = 0; i < 16; ++i) out[240 + i] = trit(b.qh[i % 4], i / 4, d);
+}
+
+void decode(const BlockPTQ1_0 &b, float *out) {
+    const float d = f16_to_f32(b.d);
+    for (int i = 0; i < 80; ++i) out[i] = trit(b.qs[i % 16], i / 16, d);
+    for (int i = 0; i < 40; ++i) out[80 + i] = trit(b.qs[16 + i % 8], i / 8, d);
+    for (int i = 0; i < 8; ++i) out[120 + i] = trit(b.qh[i % 2], i / 2, d);
 }
 
 void decode(const BlockTQ2_0 &b, float *out) {
@@ -279,6 +296,12 @@ void dequantize_row(Type type, const std::byte *blocks, float *out, int64_t n) {
             break;
         case Type::Q2_0:
             decode_blocks<BlockQ2_0, 64>(blocks, out, n);
+            break;
+        case Type::PQ2_0:
+            decode_blocks<BlockPQ2_0, 128>(blocks, out, n);
+            break;
+        case Type::PTQ1_0:
+            decode_blocks<BlockPTQ1_0, 128>(blocks, out, n);
             break;
         case Type::TQ1_0:
             decode_blocks<BlockTQ1_0, kSuperBlock>(blocks, out, n);

@@ -20,6 +20,8 @@ void encode(const float *in, BlockTQ1_0 &block, Effort);
 void encode(const float *in, BlockTQ2_0 &block, Effort);
 void encode(const float *in, BlockQ1_0 &block, Effort);  // the scale is the mean magnitude
 void encode(const float *in, BlockQ2_0 &block, Effort);
+void encode(const float *in, BlockPQ2_0 &block, Effort);
+void encode(const float *in, BlockPTQ1_0 &block, Effort);
 
 // encode_affine.cpp: groups with a scale and a minimum.
 void encode(const float *in, BlockQ2_K &block, Effort effort);

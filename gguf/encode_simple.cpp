@@ -58,6 +58,26 @@ int nearest_e2m1(float x, float d) {
     return best;
 }
 
+// The trits of `count` weights, `stride` apart, as a fraction of 256, rounded up; see the decoder. Of five trits, the
+// missing ones are 0.
+uint8_t trits(const float *in, int stride, int count, float inv) {
+    int number = 0;
+    for (int n = 0; n < 5; ++n) number = 3 * number + (n < count ? rounded(in[n * stride] * inv, 1) + 1 : 0);
+    return static_cast<uint8_t>((number * 256 + 242) / 243);
+}
+
+// `n` weights as two-bit levels 0 to 2 of the scale returned, four neighbors per byte. The level 3, which means 2 d, is
+// never needed: d is the largest magnitude.
+f16_bits pack_ternary(const float *in, int n, uint8_t *qs) {
+    const float d = largest(in, n), inv = inverse(d);
+    for (int i = 0; i < n / 4; ++i) {
+        int levels = 0;
+        for (int k = 0; k < 4; ++k) levels |= (rounded(in[4 * i + k] * inv, 1) + 1) << (2 * k);
+        qs[i] = static_cast<uint8_t>(levels);
+    }
+    return f32_to_f16(d);
+}
+
 }  // namespace
 
 void encode(const float *in, BlockQ4_0 &block, Effort) {
@@ -116,19 +136,20 @@ void encode(const float *in, BlockNVFP4 &block, Effort) {
     }
 }
 
-// Five trits as a fraction of 256, rounded up; see the decoder. Missing trits are 0.
 void encode(const float *in, BlockTQ1_0 &block, Effort) {
     const float d = largest(in, kSuperBlock), inv = inverse(d);
     block.d = f32_to_f16(d);
-    const auto fraction = [&](int first, int stride, int count) {
-        int number = 0;
-        for (int n = 0; n < 5; ++n)
-            number = 3 * number + (n < count ? rounded(in[first + n * stride] * inv, 1) + 1 : 0);
-        return static_cast<uint8_t>((number * 256 + 242) / 243);
-    };
-    for (int i = 0; i < 32; ++i) block.qs[i] = fraction(i, 32, 5);
-    for (int i = 0; i < 16; ++i) block.qs[32 + i] = fraction(160 + i, 16, 5);
-    for (int i = 0; i < 4; ++i) block.qh[i] = fraction(240 + i, 4, 4);
+    for (int i = 0; i < 32; ++i) block.qs[i] = trits(in + i, 32, 5, inv);
+    for (int i = 0; i < 16; ++i) block.qs[32 + i] = trits(in + 160 + i, 16, 5, inv);
+    for (int i = 0; i < 4; ++i) block.qh[i] = trits(in + 240 + i, 4, 4, inv);
+}
+
+void encode(const float *in, BlockPTQ1_0 &block, Effort) {
+    const float d = largest(in, 128), inv = inverse(d);
+    block.d = f32_to_f16(d);
+    for (int i = 0; i < 16; ++i) block.qs[i] = trits(in + i, 16, 5, inv);
+    for (int i = 0; i < 8; ++i) block.qs[16 + i] = trits(in + 80 + i, 8, 5, inv);
+    for (int i = 0; i < 2; ++i) block.qh[i] = trits(in + 120 + i, 2, 4, inv);
 }
 
 void encode(const float *in, BlockTQ2_0 &block, Effort) {
@@ -153,15 +174,12 @@ void encode(const float *in, BlockQ1_0 &block, Effort) {
     }
 }
 
-// The level 3, which means 2 d, is never needed: d is the largest magnitude.
 void encode(const float *in, BlockQ2_0 &block, Effort) {
-    const float d = largest(in, 64), inv = inverse(d);
-    block.d = f32_to_f16(d);
-    for (int i = 0; i < 16; ++i) {
-        int levels = 0;
-        for (int k = 0; k < 4; ++k) levels |= (rounded(in[4 * i + k] * inv, 1) + 1) << (2 * k);
-        block.qs[i] = static_cast<uint8_t>(levels);
-    }
+    block.d = pack_ternary(in, 64, block.qs);
+}
+
+void encode(const float *in, BlockPQ2_0 &block, Effort) {
+    block.d = pack_ternary(in, 128, block.qs);
 }
 
 }  // namespace runnel::gguf

@@ -145,6 +145,13 @@ uint64_t read_alignment(const Part &part) {
     return value;
 }
 
+// What to add to a message about a tensor whose data end too early.
+std::string other_meaning(const Tensor &tensor) {
+    if (tensor.type != Type::PQ2_0 && tensor.type != Type::PTQ1_0) return "";
+    return "; its type " + std::to_string(static_cast<uint32_t>(tensor.type)) + " is read as " +
+           std::string(traits(tensor.type).name) + ", not as the type that ik_llama.cpp withdrew";
+}
+
 // Makes relative offsets absolute and checks that the data are within the file.
 void place_tensors(uint64_t table_end, std::span<const std::byte> bytes, Part &part) {
     const uint64_t start = (table_end + part.alignment - 1) / part.alignment * part.alignment;
@@ -155,10 +162,10 @@ void place_tensors(uint64_t table_end, std::span<const std::byte> bytes, Part &p
                             " is not a multiple of the alignment " + std::to_string(part.alignment));
         if (start > bytes.size() || relative > bytes.size() - start ||
             tensor.bytes > bytes.size() - start - relative)
-            throw Malformed("tensor " + quoted(tensor.name) + ": " + std::to_string(tensor.bytes) +
-                            " bytes at offset " + std::to_string(relative) +
-                            " of the data reach beyond the end of the file at byte " +
-                            std::to_string(bytes.size()) + " (truncated or damaged)");
+            throw Malformed(
+                "tensor " + quoted(tensor.name) + ": " + std::to_string(tensor.bytes) + " bytes at offset " +
+                std::to_string(relative) + " of the data reach beyond the end of the file at byte " +
+                std::to_string(bytes.size()) + " (truncated or damaged" + other_meaning(tensor) + ")");
         tensor.offset = start + relative;
         tensor.data = bytes.data() + tensor.offset;
     }
@@ -173,7 +180,7 @@ void refuse_overlaps(const std::vector<Tensor> &tensors) {
     for (size_t i = 1; i < order.size(); ++i)
         if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset)
             throw Malformed("the data of tensors " + quoted(order[i - 1]->name) + " and " +
-                            quoted(order[i]->name) + " overlap");
+                            quoted(order[i]->name) + " overlap" + other_meaning(*order[i - 1]));
 }
 
 }  // namespace

@@ -198,6 +198,12 @@ void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effo
         case Type::Q2_0:
             encode_blocks<BlockQ2_0, 64>(in, blocks, n, effort);
             break;
+        case Type::PQ2_0:
+            encode_blocks<BlockPQ2_0, 128>(in, blocks, n, effort);
+            break;
+        case Type::PTQ1_0:
+            encode_blocks<BlockPTQ1_0, 128>(in, blocks, n, effort);
+            break;
         case Type::TQ1_0:
             encode_blocks<BlockTQ1_0, kSuperBlock>(in, blocks, n, effort);
             break;

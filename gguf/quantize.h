@@ -36,7 +36,7 @@ bool standard_needs_importance(Type type) noexcept;
 // `n` finite values (n a multiple of the type's block size) -> row_bytes(type, n) bytes at `blocks`.
 //
 // F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, NVFP4, TQ1_0, TQ2_0, Q1_0, Q2_0: exactly the bytes of
-// ggml's quantize_row_*_ref. Q2_K..Q6_K, IQ4_NL, IQ4_XS: our own search for the least plain squared error of the
+// ggml's quantize_row_*_ref. PQ2_0, PTQ1_0: the levels of Q2_0. Q2_K..Q6_K, IQ4_NL, IQ4_XS: our own search for the least plain squared error of the
 // dequantized values (ggml weights it by the size of the values). On normally distributed weights the error
 // is below that of ggml's reference for each of them (tests/gguf/quantize_test.cpp has the numbers).
 // Precondition: can_quantize(type).

@@ -68,8 +68,11 @@ Scales scales_of(Type type) {
             return {offsetof(BlockTQ1_0, d), -1};
         case Type::TQ2_0:
             return {offsetof(BlockTQ2_0, d), -1};
+        case Type::PTQ1_0:
+            return {offsetof(BlockPTQ1_0, d), -1};
         case Type::Q1_0:
         case Type::Q2_0:
+        case Type::PQ2_0:
         case Type::Q4_0:
         case Type::Q5_0:
         case Type::Q8_0:

@@ -43,7 +43,7 @@ std::string row_text(const Verification &row) {
 
 std::vector<std::string_view> formats() {
     std::vector<std::string_view> names;
-    for (uint32_t id = 0; id < 64; ++id) {
+    for (uint32_t id = 0; id < gguf::kTypeIds; ++id) {
         const gguf::TypeTraits *type = gguf::find_type(id);
         const bool plain = type && (type->type == gguf::Type::F32 || type->type == gguf::Type::F16 ||
                                     type->type == gguf::Type::BF16);

@@ -7,6 +7,7 @@
 #include "engine/model/families.h"
 #include "engine/model/notes.h"
 #include "engine/model/other_architectures.h"
+#include "engine/model/rotation.h"
 #include "engine/model/unread_keys.h"
 #include "gguf/printable.h"
 
@@ -88,15 +89,6 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
                      " (runnel inspect --supported lists all that are)");
 }
 
-// Quantization tools mark rotated weights with keys prism.*.
-void refuse_rotated_weights(const gguf::File &file) {
-    for (const auto &[key, value] : file.metadata())
-        if (key.starts_with("prism."))
-            throw ModelError(name_of(file) + ": " + gguf::printable(key) +
-                             ": the weights need activations that are rotated (Hadamard), which is not "
-                             "supported");
-}
-
 }  // namespace
 
 HyperParameters read_hyper_parameters(const gguf::File &file) {
@@ -114,11 +106,11 @@ Model build(const gguf::File &file, int64_t context, std::vector<std::string> &n
     if (!family) refuse_architecture(file, metadata.architecture());
     if (file.tensors().empty())
         throw ModelError(name_of(file) + ": holds metadata only, no tensors: it can be inspected, not run");
-    refuse_rotated_weights(file);
     Builder builder(file, metadata, read(file, metadata), context);
     family->emit(builder);
     HyperParameters hyper = builder.hyper();
     apply_factors(file, builder);
+    apply_rotation(file, builder);
     Model model{std::move(hyper), builder.take()};
     notes = check_unread_keys(metadata);
     return model;
@@ -131,11 +123,11 @@ std::optional<kernels::Program> draft_block(const gguf::File &file, int64_t cont
     const HyperParameters hyper = read(file, metadata);
     const std::string block = "blk." + std::to_string(hyper.block_count) + ".nextn.eh_proj.weight";
     if (hyper.draft_layers != 1 || !file.find_tensor(block)) return std::nullopt;
-    refuse_rotated_weights(file);
     Builder builder(file, metadata, hyper, context);
     builder.use_draft_block();
     family->emit(builder);
     apply_factors(file, builder);
+    apply_rotation(file, builder);
     const kernels::Slot before = builder.slot(kHiddenBefore, hyper.embedding_length),
                         hidden = builder.slot(kHidden, hyper.embedding_length);
     kernels::Program program = builder.take();

@@ -24,6 +24,7 @@ constexpr Mix kMixes[] = {
     {"IQ3_XXS", 23, IQ3_XXS}, {"IQ3_XS", 22, IQ3_S}, {"IQ3_S", 26, IQ3_S},   {"IQ3_M", 27, IQ3_S},
     {"IQ4_NL", 25, IQ4_NL}, {"IQ4_XS", 30, IQ4_XS},  {"TQ1_0", 36, TQ1_0},   {"TQ2_0", 37, TQ2_0},
     {"MXFP4_MOE", 38, MXFP4}, {"NVFP4", 39, NVFP4},    {"Q1_0", 40, Q1_0},      {"Q2_0", 41, Q2_0},
+    {"PQ2_0", 141, PQ2_0},  {"PTQ1_0", 143, PTQ1_0},
 };
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"Q3_K", "Q3_K_M"}, {"Q4_K", "Q4_K_M"}, {"Q5_K", "Q5_K_M"}, {"MXFP4", "MXFP4_MOE"}};
@@ -115,7 +116,7 @@ class Chooser {
     Type embedding() const {
         if (is_any({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS"})) return Q2_K;
         if (is_any({"IQ2_S", "IQ2_M", "IQ3_XXS"})) return IQ3_S;
-        if (is_any({"TQ1_0", "TQ2_0", "Q2_0"})) return Q4_K;
+        if (is_any({"TQ1_0", "TQ2_0", "Q2_0", "PQ2_0", "PTQ1_0"})) return Q4_K;
         return mix_.base;
     }
 
@@ -236,6 +237,8 @@ Type narrower(Type type) {
         case TQ2_0:
         case Q1_0:
         case Q2_0:
+        case PQ2_0:
+        case PTQ1_0:
             return Q4_0;
         case Q4_K:
             return Q5_0;

@@ -140,9 +140,8 @@ template <typename Engine, typename Format, typename Function>
     if constexpr (kGroups < Format >> 1 && !kHalves<Format>) {
         for (int b = 0; b < blocks; ++b) {
             const Rows block = rows + b * Format::kBlockBytes;
-            Ints v[4];
-            transpose_chunk(block + (Format::kBlockBytes - 16), v);
-            g.d = gather_scales(block);
+            Ints v[Format::kWords];
+            g.d = Format::load(block, v);
 #pragma GCC unroll 4
             for (int i = 0; i < kGroups<Format>; ++i) {
                 prefetch_share<Engine>(rows, b * kGroups<Format> + i, next);
@@ -306,6 +305,10 @@ void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t r
             return multiply_rows<Engine32<FormatQ1_0>>(weights, row0, row1, task, next);
         case Type::Q2_0:
             return multiply_rows<Engine32<FormatQ2_0>>(weights, row0, row1, task, next);
+        case Type::PQ2_0:
+            return multiply_rows<Engine32<FormatPQ2_0>>(weights, row0, row1, task, next);
+        case Type::PTQ1_0:
+            return multiply_rows<Engine32<FormatPTQ1_0>>(weights, row0, row1, task, next);
         case Type::Q2_K:
             return multiply_rows<Engine256<FormatQ2_K>>(weights, row0, row1, task, next);
         case Type::Q3_K:

@@ -218,9 +218,28 @@ void unpack(const gguf::BlockQ1_0 &b, int part, Group32 &g) {
     for (int k = 0; k < 32; ++k) g.q[k] = b.qs[4 * part + k / 8] >> (k % 8) & 1 ? 1 : -1;
 }
 
-void unpack(const gguf::BlockQ2_0 &b, int part, Group32 &g) {
+template <typename Block>
+requires std::is_same_v<Block, gguf::BlockQ2_0> || std::is_same_v<Block, gguf::BlockPQ2_0>
+void unpack(const Block &b, int part, Group32 &g) {
     g.d = gguf::f16_to_f32(b.d);
     for (int k = 0; k < 32; ++k) g.q[k] = (b.qs[8 * part + k / 4] >> (k % 4 * 2) & 3) - 1;
+}
+
+// Trit n (0 is the most significant) of a byte that holds five trits as a fraction of 256.
+int trit(uint8_t byte, int n) {
+    constexpr int kPowers[] = {1, 3, 9, 27, 81};
+    return (byte * kPowers[n] & 255) * 3 >> 8;
+}
+
+void unpack(const gguf::BlockPTQ1_0 &b, int part, Group32 &g) {
+    g.d = gguf::f16_to_f32(b.d);
+    for (int k = 0; k < 32; ++k) {
+        const int i = 32 * part + k;
+        g.q[k] = (i < 80    ? trit(b.qs[i % 16], i / 16)
+                  : i < 120 ? trit(b.qs[16 + i % 8], (i - 80) / 8)
+                            : trit(b.qh[i % 2], (i - 120) / 2)) -
+                 1;
+    }
 }
 
 void unpack(const gguf::BlockQ2_K &b, Group256 &g) {
@@ -303,12 +322,6 @@ void unpack(const gguf::BlockIQ4_XS &b, Group256 &g) {
     }
 }
 
-// Trit n (0 is the most significant) of a byte that holds five trits as a fraction of 256.
-int trit(uint8_t byte, int n) {
-    constexpr int kPowers[] = {1, 3, 9, 27, 81};
-    return (byte * kPowers[n] & 255) * 3 >> 8;
-}
-
 void unpack(const gguf::BlockTQ1_0 &b, Group256 &g) {
     g.d = gguf::f16_to_f32(b.d);
     std::fill_n(g.scale, 16, 1);
@@ -386,6 +399,10 @@ void with_block(Type type, F f) {
             return f(gguf::BlockQ1_0{});
         case Type::Q2_0:
             return f(gguf::BlockQ2_0{});
+        case Type::PQ2_0:
+            return f(gguf::BlockPQ2_0{});
+        case Type::PTQ1_0:
+            return f(gguf::BlockPTQ1_0{});
         case Type::TQ1_0:
             return f(gguf::BlockTQ1_0{});
         case Type::TQ2_0:
@@ -420,9 +437,15 @@ concept HasParts32 = requires(const Block &b, Group32 &g) {
     unpack(b, 0, g);
 };
 template <typename Block>
-constexpr int64_t kParts32 = std::is_same_v<Block, gguf::BlockQ1_0>   ? 4
-                             : std::is_same_v<Block, gguf::BlockQ2_0> ? 2
-                                                                      : 1;
+constexpr int64_t kParts32 = 1;
+template <>
+constexpr int64_t kParts32<gguf::BlockQ1_0> = 4;
+template <>
+constexpr int64_t kParts32<gguf::BlockQ2_0> = 2;
+template <>
+constexpr int64_t kParts32<gguf::BlockPQ2_0> = 4;
+template <>
+constexpr int64_t kParts32<gguf::BlockPTQ1_0> = 4;
 
 // Group g of a row of blocks.
 template <typename Block>

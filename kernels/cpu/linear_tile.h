@@ -123,7 +123,8 @@ template <Table table>
 // scale(rows) -> d of all rows, minimum(rows) -> m if kOffset is 0, weights(rows, w) -> one group. In formats
 // with several groups per block (kGroups), `rows` points to the block and the group is a further argument.
 // Formats with kHalves have a scale for each 16 weights of a group: scales(rows, group, first, second). Formats with
-// kGroups that share one scale unpack their groups from the 16 transposed bytes v: weights(v, group, w).
+// kGroups that share one scale transpose a block, into kWords words v of each row, and return its scale: load(rows, v);
+// the groups follow in their order, and may change v: weights(v, group, w).
 
 template <int kBytes, Table table>
 struct Nibbles32 {
@@ -204,11 +205,26 @@ struct FormatNVFP4 {
     return high_product16(nibbles, splat(0x04104100)) & splat(0x03030303);
 }
 
+// The first trit of each byte; the byte is multiplied by 3 so that the next trit becomes the first.
+[[gnu::always_inline]] inline Ints next_trit(Ints &x) {
+    const Ints three = splat16(3), low = splat(0x00ff00ff), high = splat(0xff00ff00);
+    const Ints even = multiply16((x & low), three);
+    const Ints odd = multiply16(right16(x, 8), three);
+    const Ints trits = right16(even, 8) | (odd & high);
+    x = (even & low) | left16(odd, 8);
+    return trits;
+}
+
 struct FormatQ1_0 {
     static constexpr int kBlockBytes = 18;
     static constexpr int kGroups = 4;
+    static constexpr int kWords = 4;
     static constexpr int kOffset = 1;
     static constexpr int kLargest = 2;
+    [[gnu::always_inline]] static Floats load(Rows rows, Ints (&v)[4]) {
+        transpose_chunk(rows + 2, v);
+        return gather_scales(rows);
+    }
     [[gnu::always_inline]] static void weights(const Ints (&v)[4], int group, Ints (&w)[8]) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) w[i] = doubled_bits(v[group], i);
@@ -218,11 +234,67 @@ struct FormatQ1_0 {
 struct FormatQ2_0 {
     static constexpr int kBlockBytes = 18;
     static constexpr int kGroups = 2;
+    static constexpr int kWords = 4;
     static constexpr int kOffset = 1;
     static constexpr int kLargest = 3;
+    [[gnu::always_inline]] static Floats load(Rows rows, Ints (&v)[4]) {
+        transpose_chunk(rows + 2, v);
+        return gather_scales(rows);
+    }
     [[gnu::always_inline]] static void weights(const Ints (&v)[4], int group, Ints (&w)[8]) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) w[i] = quarter_bytes(v[2 * group + i / 4], i % 4);
+    }
+};
+
+struct FormatPQ2_0 {
+    static constexpr int kBlockBytes = 34;
+    static constexpr int kGroups = 4;
+    static constexpr int kWords = 8;
+    static constexpr int kOffset = 1;
+    static constexpr int kLargest = 3;
+    [[gnu::always_inline]] static Floats load(Rows rows, Ints (&v)[8]) {
+        transpose_chunks(rows + 2, v);
+        return gather_scales(rows);
+    }
+    [[gnu::always_inline]] static void weights(const Ints (&v)[8], int group, Ints (&w)[8]) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) w[i] = quarter_bytes(v[2 * group + i / 4], i % 4);
+    }
+};
+
+struct FormatPTQ1_0 {
+    static constexpr int kBlockBytes = 28;
+    static constexpr int kGroups = 4;
+    static constexpr int kWords = 7;
+    static constexpr int kOffset = 1;
+    static constexpr int kLargest = 2;
+    [[gnu::always_inline]] static Floats load(Rows rows, Ints (&v)[7]) {
+        Ints first[4], last[4];  // bytes 0-15 and 12-27
+        transpose_chunk(rows, first);
+        transpose_chunk(rows + 12, last);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            v[i] = first[i];
+            v[3 + i] = last[i];
+        }
+        const Floats d = high_halves_to_floats(v[6]);
+        v[6] = (v[6] & splat(0xffff)) | left32(v[6], 16);
+        return d;
+    }
+    [[gnu::always_inline]] static void weights(Ints (&v)[7], int group, Ints (&w)[8]) {
+        if (group < 3) {  // two trits of bytes 0-15; the last group: one, and two of bytes 16-23
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) w[i] = next_trit(v[group < 2 || i < 4 ? i % 4 : 4 + i % 2]);
+        } else {  // three trits of bytes 16-23, four of bytes 24 and 25, which are twice in a word
+#pragma GCC unroll 6
+            for (int i = 0; i < 6; ++i) w[i] = next_trit(v[4 + i % 2]);
+#pragma GCC unroll 2
+            for (int i = 6; i < 8; ++i) {
+                const Ints low = next_trit(v[6]), high = next_trit(v[6]);
+                w[i] = (low & splat(0x0000ffff)) | (high & splat(0xffff0000));
+            }
+        }
     }
 };
 
@@ -529,15 +601,6 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         unit_scales(s.scale);
         s.d = gather_scales(rows + 52);
-    }
-    // The first trit of each byte; the byte is multiplied by 3 so that the next trit becomes the first.
-    [[gnu::always_inline]] static Ints next_trit(Ints &x) {
-        const Ints three = splat16(3), low = splat(0x00ff00ff), high = splat(0xff00ff00);
-        const Ints even = multiply16((x & low), three);
-        const Ints odd = multiply16(right16(x, 8), three);
-        const Ints trits = right16(even, 8) | (odd & high);
-        x = (even & low) | left16(odd, 8);
-        return trits;
     }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {

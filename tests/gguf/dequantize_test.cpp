@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -85,6 +86,42 @@ TEST_CASE("dequantize: every value of random blocks is the one ggml computes") {
         CHECK(values[100] == expected.value100);
         CHECK(values[255] == expected.value255);
         CHECK(hash(values) == expected.hash);
+    }
+}
+
+TEST_CASE("dequantize: PQ2_0 and PTQ1_0 are the values that their description gives, for all bytes") {
+    // Both: 128 weights, a float16 scale. PQ2_0: the scale, then the weights from the lowest bits on, four in a byte.
+    // PTQ1_0: a byte b holds the ternary number whose digit n is floor(3 * frac(3^n * b / 256)). Sixteen bytes of five
+    // digits, eight of five, two of four: first digits first. Then the scale.
+    for (int round = 0; round < 256; ++round) {
+        CAPTURE(round);
+        const double d = round % 2 == 0 ? 0.375 : -3;
+        const uint16_t bits = f32_to_f16(static_cast<float>(d));
+        std::array<uint8_t, 34> codes{};
+        std::array<uint8_t, 28> trits{};
+        for (size_t i = 0; i < 32; ++i) codes[2 + i] = static_cast<uint8_t>(round + 7 * static_cast<int>(i));
+        for (size_t i = 0; i < 26; ++i) trits[i] = static_cast<uint8_t>(round + 11 * static_cast<int>(i));
+        std::memcpy(codes.data(), &bits, 2);
+        std::memcpy(trits.data() + 26, &bits, 2);
+        std::vector<double> digits;
+        for (const auto &[first, count, most] :
+             {std::array{0, 16, 5}, std::array{16, 8, 5}, std::array{24, 2, 4}})
+            for (int n = 0; n < most; ++n)
+                for (int i = 0; i < count; ++i) {
+                    double whole;
+                    const double byte = trits[static_cast<size_t>(first + i)];
+                    digits.push_back(std::floor(3 * std::modf(std::pow(3.0, n) * byte / 256, &whole)));
+                }
+        REQUIRE(digits.size() == 128);
+        float two_bits[128], ternary[128];
+        dequantize_row(Type::PQ2_0, reinterpret_cast<const std::byte *>(codes.data()), two_bits, 128);
+        dequantize_row(Type::PTQ1_0, reinterpret_cast<const std::byte *>(trits.data()), ternary, 128);
+        for (size_t i = 0; i < 128; ++i) {
+            CAPTURE(i);
+            const int code = codes[2 + i / 4] / (1 << (2 * (i % 4))) % 4;
+            CHECK(two_bits[i] == (code - 1) * d);
+            CHECK(ternary[i] == (digits[i] - 1) * d);
+        }
     }
 }
 

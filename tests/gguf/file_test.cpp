@@ -211,6 +211,34 @@ TEST_CASE("file: broken tensor tables are refused") {
     CHECK_SAYS(error_of(overlap), "'x' and 'z' overlap");
 }
 
+TEST_CASE("file: tensors of ik_llama.cpp's withdrawn types 142 and 143 are refused by their sizes") {
+    // IQ2_TN: a float32 per row, 64 bytes per 256 weights. IQ1_TN: a float16 per row, 52 bytes per 256 weights.
+    constexpr uint64_t kRows = 16, kColumns = 1024;
+    struct Withdrawn {
+        uint32_t type;
+        uint64_t row_bytes;
+        std::string_view read_as;
+    };
+    for (const Withdrawn &other :
+         {Withdrawn{142, 4 + 4 * 64, "142 is read as pq2_0, not as the type that ik_llama.cpp"},
+          Withdrawn{143, 2 + 4 * 52, "143 is read as ptq1_0, not as the type that ik_llama.cpp"}}) {
+        CAPTURE(other.type);
+        const uint64_t size = (kRows * other.row_bytes + 31) / 32 * 32;
+        GgufBytes two, last;
+        two.header(2, 0)
+            .tensor("x", {kColumns, kRows}, other.type, 0)
+            .tensor("y", {1}, kF32, size)
+            .data(size + 1024);
+        CHECK_SAYS(error_of(two), "'x' and 'y' overlap");
+        CHECK_SAYS(error_of(two), other.read_as);
+        last.header(1, 0).tensor("x", {kColumns, kRows}, other.type, 0).data(size);
+        CHECK_SAYS(error_of(last), "beyond the end");
+        CHECK_SAYS(error_of(last), other.read_as);
+    }
+    CHECK(one_tensor({128, 2}, 142, 0, 68).open().tensors()[0].bytes == 68);
+    CHECK(one_tensor({128, 2}, 143, 0, 56).open().tensors()[0].bytes == 56);
+}
+
 TEST_CASE("file: messages are one printable line of bounded length") {
     const std::string nasty = "a\nb\033[31m\x7f\xff\xc2\x9b\xe2\x80\xae"s + std::string(1000, 'x');
     GgufBytes bytes;

@@ -44,9 +44,10 @@ uint64_t hash(const std::vector<std::byte> &bytes) {
 
 constexpr Type kSearched[] = {Type::Q2_K, Type::Q3_K,   Type::Q4_K,  Type::Q5_K,
                               Type::Q6_K, Type::IQ4_NL, Type::IQ4_XS};
-constexpr Type kQuantized[] = {Type::Q4_0,  Type::Q4_1,  Type::Q5_0,  Type::Q5_1,  Type::Q8_0,   Type::Q2_K,
-                               Type::Q3_K,  Type::Q4_K,  Type::Q5_K,  Type::Q6_K,  Type::IQ4_NL, Type::IQ4_XS,
-                               Type::MXFP4, Type::NVFP4, Type::TQ1_0, Type::TQ2_0, Type::Q1_0,   Type::Q2_0};
+constexpr Type kQuantized[] = {Type::Q4_0,   Type::Q4_1,   Type::Q5_0,  Type::Q5_1,  Type::Q8_0,
+                               Type::Q2_K,   Type::Q3_K,   Type::Q4_K,  Type::Q5_K,  Type::Q6_K,
+                               Type::IQ4_NL, Type::IQ4_XS, Type::MXFP4, Type::NVFP4, Type::TQ1_0,
+                               Type::TQ2_0,  Type::Q1_0,   Type::Q2_0,  Type::PQ2_0, Type::PTQ1_0};
 
 }  // namespace
 
@@ -146,6 +147,17 @@ TEST_CASE("quantize: values of a format come through unchanged where its search 
         CAPTURE(traits(type).name);
         const std::vector<float> back = through(type, values);
         for (size_t i = 0; i < values.size(); ++i) REQUIRE(std::fabs(back[i] - values[i]) < 0.004f);
+    }
+}
+
+TEST_CASE("quantize: ternary values come through every ternary format unchanged") {
+    runnel::testing::Random random(11);
+    std::vector<float> values(512);
+    for (size_t i = 0; i < values.size(); ++i)
+        values[i] = i % 64 == 0 ? 0.75f : 0.75f * (static_cast<float>(random.below(3)) - 1);
+    for (const Type type : {Type::TQ1_0, Type::TQ2_0, Type::Q2_0, Type::PQ2_0, Type::PTQ1_0}) {
+        CAPTURE(traits(type).name);
+        CHECK(through(type, values) == values);
     }
 }
 

@@ -6,7 +6,10 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/model/model.h"
@@ -28,11 +31,12 @@ class EditedModel {
     template <class T>
     EditedModel &set(const std::string &key, T value) {
         without(key);
-        added_.push_back([key, value](gguf::Writer &writer) { writer.add(key, value); });
+        added_.emplace_back(key, [key, value](gguf::Writer &writer) { writer.add(key, value); });
         return *this;
     }
     EditedModel &without(const std::string &key) {
         removed_.push_back(key);
+        std::erase_if(added_, [&](const auto &pair) { return pair.first == key; });
         return *this;
     }
     EditedModel &without_tensor(const std::string &name) {
@@ -59,6 +63,17 @@ class EditedModel {
         return *this;
     }
 
+    // F32 values in place of a tensor's own.
+    EditedModel &values(std::string_view name, const std::vector<float> &values) {
+        for (Tensor &t : tensors_) {
+            if (t.name != name) continue;
+            t.type = gguf::Type::F32;
+            const auto bytes = std::as_bytes(std::span(values));
+            t.data.assign(bytes.begin(), bytes.end());
+        }
+        return *this;
+    }
+
     const gguf::File &original() const { return original_->file; }
 
     // The error message of build(); empty if it succeeds.
@@ -81,7 +96,7 @@ class EditedModel {
         gguf::Writer writer;
         for (const auto &[key, value] : original_->file.metadata())
             if (std::find(removed_.begin(), removed_.end(), key) == removed_.end()) writer.add(key, value);
-        for (const auto &add : added_) add(writer);
+        for (const auto &[key, add] : added_) add(writer);
         for (const Tensor &t : tensors_) writer.add_tensor(t.name, t.type, t.shape);
         const std::filesystem::path path = original_->directory / "edited.gguf";
         std::filesystem::remove(path);  // a file that this process has read must not be overwritten
@@ -100,7 +115,7 @@ class EditedModel {
     };
     std::shared_ptr<const TemporaryModel> original_;
     std::vector<std::string> removed_;
-    std::vector<std::function<void(gguf::Writer &)>> added_;
+    std::vector<std::pair<std::string, std::function<void(gguf::Writer &)>>> added_;
     std::vector<Tensor> tensors_;
 };
 

@@ -94,6 +94,8 @@ Type fitting(Type type, int64_t row) {
         case Type::TQ2_0:
         case Type::Q1_0:
         case Type::Q2_0:
+        case Type::PQ2_0:
+        case Type::PTQ1_0:
             return Type::Q4_0;
         default:
             return Type::IQ4_NL;
@@ -108,7 +110,8 @@ Type matrix_type(const ModelShape &shape, Role role, int64_t layer, int64_t row)
         if (output && type != Type::Q8_0)
             type = Type::Q6_K;
         else if (role == Role::Embedding &&
-                 (type == Type::TQ1_0 || type == Type::TQ2_0 || type == Type::Q2_0))
+                 (type == Type::TQ1_0 || type == Type::TQ2_0 || type == Type::Q2_0 || type == Type::PQ2_0 ||
+                  type == Type::PTQ1_0))
             type = Type::Q4_K;
     }
     return fitting(type, row);
@@ -504,7 +507,7 @@ void write_tensor(const Plan &plan, const ModelShape &shape, gguf::Writer &write
 
 gguf::Type parse_type(const std::string &name) {
     const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
-    for (uint32_t id = 0; id < 64; ++id) {
+    for (uint32_t id = 0; id < gguf::kTypeIds; ++id) {
         const gguf::TypeTraits *type = gguf::find_type(id);
         if (type == nullptr || (!gguf::can_quantize(type->type) && !is_codebook_type(type->type))) continue;
         if (std::equal(name.begin(), name.end(), type->name.begin(), type->name.end(), same))

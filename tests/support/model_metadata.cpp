@@ -12,10 +12,11 @@ namespace {
 // llama.cpp's file type number for the format, or -1.
 int file_type(const std::string &type) {
     constexpr std::pair<const char *, int> kTypes[] = {
-        {"F32", 0},    {"F16", 1},     {"Q4_0", 2},   {"Q4_1", 3},    {"Q8_0", 7},    {"Q5_0", 8},
-        {"Q5_1", 9},   {"Q2_K", 10},   {"Q3_K", 11},  {"Q3_K_M", 12}, {"Q4_K", 14},   {"Q4_K_M", 15},
-        {"Q5_K", 16},  {"Q5_K_M", 17}, {"Q6_K", 18},  {"IQ4_NL", 25}, {"IQ4_XS", 30}, {"BF16", 32},
-        {"TQ1_0", 36}, {"TQ2_0", 37},  {"MXFP4", 38}, {"NVFP4", 39},  {"Q1_0", 40},   {"Q2_0", 41},
+        {"F32", 0},     {"F16", 1},      {"Q4_0", 2},   {"Q4_1", 3},    {"Q8_0", 7},    {"Q5_0", 8},
+        {"Q5_1", 9},    {"Q2_K", 10},    {"Q3_K", 11},  {"Q3_K_M", 12}, {"Q4_K", 14},   {"Q4_K_M", 15},
+        {"Q5_K", 16},   {"Q5_K_M", 17},  {"Q6_K", 18},  {"IQ4_NL", 25}, {"IQ4_XS", 30}, {"BF16", 32},
+        {"TQ1_0", 36},  {"TQ2_0", 37},   {"MXFP4", 38}, {"NVFP4", 39},  {"Q1_0", 40},   {"Q2_0", 41},
+        {"PQ2_0", 141}, {"PTQ1_0", 143},
     };
     for (const auto &[name, number] : kTypes)
         if (type == name) return number;

@@ -49,7 +49,7 @@ class Sample {
 
     static std::vector<gguf::Type> types() {
         std::vector<gguf::Type> all;
-        for (uint32_t id = 0; id < 64; ++id) {
+        for (uint32_t id = 0; id < gguf::kTypeIds; ++id) {
             const gguf::TypeTraits *t = gguf::find_type(id);
             if (t && t->supported && gguf::can_quantize(t->type)) all.push_back(t->type);
         }

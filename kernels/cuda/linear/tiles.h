@@ -48,9 +48,9 @@
 // The planes of scales are described with TileFormat.
 //
 // TQ1_0 and TQ2_0 have no tensor-core recipe of their own; they become Q2_K tiles of the same
-// values: scale 1, minimum 1, both factors d. Nor have Q1_0 and Q2_0, whose scales are of 128
-// and 64 weights: they become Q4_0 tiles (code - 8 is -1, 1, or -1, 0, 1, 2), which take four
-// times and twice the bytes.
+// values: scale 1, minimum 1, both factors d. Nor have Q1_0, Q2_0, PQ2_0 and PTQ1_0, whose
+// scales are of 128 or 64 weights: they become Q4_0 tiles (code - 8 is -1, 1, or -1, 0, 1, 2),
+// which take 4, 2, 2.1 and 2.6 times the bytes.
 #pragma once
 
 #include <cstddef>
@@ -172,6 +172,8 @@ constexpr bool has_tiles(gguf::Type type) {
         case gguf::Type::NVFP4:
         case gguf::Type::Q1_0:
         case gguf::Type::Q2_0:
+        case gguf::Type::PQ2_0:
+        case gguf::Type::PTQ1_0:
         case gguf::Type::TQ1_0:
         case gguf::Type::TQ2_0:
         case gguf::Type::IQ1_S:
@@ -197,6 +199,8 @@ constexpr TileFormat tile_format(gguf::Type type) {
         case gguf::Type::Q4_0:
         case gguf::Type::Q1_0:
         case gguf::Type::Q2_0:
+        case gguf::Type::PQ2_0:
+        case gguf::Type::PTQ1_0:
             return TileFormat::Q4_0;
         case gguf::Type::Q4_1:
             return TileFormat::Q4_1;

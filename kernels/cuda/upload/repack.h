@@ -30,23 +30,29 @@ constexpr uint32_t two_bits(const uint8_t *qs, int i) {
     return qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u;
 }
 
-// Trit of weight i of a TQ1_0 block, 0..2 (gguf/dequantize.cpp explains the encoding).
-constexpr uint32_t trit(const uint8_t *block, int i) {
-    int byte = 0, power = 0;
-    if (i < 160) {
-        byte = i % 32, power = i / 32;
-    } else if (i < 240) {
-        byte = 32 + i % 16, power = (i - 160) / 16;
-    } else {
-        byte = 48 + i % 4, power = (i - 240) / 4;
-    }
-    uint32_t fraction = block[byte];
-    for (int n = 0; n < power; ++n) fraction = fraction * 3 & 255u;
+// Trit n of a byte, 0..2 (gguf/dequantize.cpp explains the encoding).
+constexpr uint32_t trit_of(uint8_t byte, int n) {
+    uint32_t fraction = byte;
+    for (int k = 0; k < n; ++k) fraction = fraction * 3 & 255u;
     return fraction * 3 >> 8;
 }
 
+// Trit of weight i of a TQ1_0 block.
+constexpr uint32_t trit(const uint8_t *block, int i) {
+    if (i < 160) return trit_of(block[i % 32], i / 32);
+    if (i < 240) return trit_of(block[32 + i % 16], (i - 160) / 16);
+    return trit_of(block[48 + i % 4], (i - 240) / 4);
+}
+
+// Trit of weight i of a PTQ1_0 block.
+constexpr uint32_t trit_of_128(const uint8_t *block, int i) {
+    if (i < 80) return trit_of(block[i % 16], i / 16);
+    if (i < 120) return trit_of(block[16 + i % 8], (i - 80) / 8);
+    return trit_of(block[24 + i % 2], (i - 120) / 2);
+}
+
 constexpr int block_cols(gguf::Type type) {
-    if (type == gguf::Type::Q1_0) return 128;
+    if (type == gguf::Type::Q1_0 || type == gguf::Type::PQ2_0 || type == gguf::Type::PTQ1_0) return 128;
     if (type == gguf::Type::Q2_0) return 64;
     switch (tile_format(type)) {
         case TileFormat::F32:
@@ -82,7 +88,10 @@ constexpr uint32_t code(gguf::Type type, const uint8_t *block, int i) {
         case gguf::Type::Q1_0:
             return 7 + 2 * (block[2 + i / 8] >> (i % 8) & 1u);
         case gguf::Type::Q2_0:
+        case gguf::Type::PQ2_0:
             return 7 + (block[2 + i / 4] >> (i % 4 * 2) & 3u);
+        case gguf::Type::PTQ1_0:
+            return 7 + trit_of_128(block, i);
         case gguf::Type::Q4_1:
             return nibble32(block + 4, i);
         case gguf::Type::MXFP4:
@@ -126,6 +135,10 @@ constexpr int bytes_of_block(gguf::Type type) {
             return sizeof(gguf::BlockQ1_0);
         case gguf::Type::Q2_0:
             return sizeof(gguf::BlockQ2_0);
+        case gguf::Type::PQ2_0:
+            return sizeof(gguf::BlockPQ2_0);
+        case gguf::Type::PTQ1_0:
+            return sizeof(gguf::BlockPTQ1_0);
         case gguf::Type::Q4_1:
             return sizeof(gguf::BlockQ4_1);
         case gguf::Type::Q5_0:
@@ -444,7 +457,7 @@ constexpr uint32_t side_word(const RawRows &raw, int64_t row0, int64_t col0, int
             return word < 128 ? group_scales_word(raw, row0, col0, word % 64, word < 64 ? 0 : 2)
                               : bit4_word(raw, row0, col0, word - 128);
         default:
-            return group_scales_word(raw, row0, col0, word, 0);
+            return group_scales_word(raw, row0, col0, word, raw.type == gguf::Type::PTQ1_0 ? 26 : 0);
     }
 }
 

@@ -247,8 +247,8 @@ TEST_CASE("model: a key that changes the computation is refused if the family do
     check_refused(edited("llama.attention.causal", false), "llama.attention.causal");
     check_refused(edited("llama.attention.indexer.top_k", 2048u), "llama.attention.indexer.top_k");
     check_refused(edited("llama.logit_scale", 0.5f), "llama.logit_scale");
-    check_refused(edited("prism.hadamard.version", 1u),
-                  "prism.hadamard.version: the weights need activations that are rotated");
+    check_refused(edited("prism.scale", 1u), "prism.scale: unknown; it may change what the weights mean");
+    check_refused(edited("prism.hadamard.version", 1u), "prism.hadamard.transform: missing");
     gguf::Array sections(gguf::ValueType::I32);
     for (const int32_t pairs : {4, 2, 2, 0}) sections.push(pairs);
     check_refused(edited("llama.rope.dimension_sections", sections), "llama.rope.dimension_sections");

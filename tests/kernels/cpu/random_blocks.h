@@ -17,7 +17,7 @@ inline const gguf::Type kLinearTypes[] = {
     gguf::Type::Q4_K,  gguf::Type::Q5_K,    gguf::Type::Q6_K,   gguf::Type::IQ4_NL, gguf::Type::IQ4_XS,
     gguf::Type::MXFP4, gguf::Type::NVFP4,   gguf::Type::TQ1_0,  gguf::Type::TQ2_0,  gguf::Type::IQ1_S,
     gguf::Type::IQ1_M, gguf::Type::IQ2_XXS, gguf::Type::IQ2_XS, gguf::Type::IQ2_S,  gguf::Type::IQ3_XXS,
-    gguf::Type::IQ3_S, gguf::Type::Q1_0,    gguf::Type::Q2_0,
+    gguf::Type::IQ3_S, gguf::Type::Q1_0,    gguf::Type::Q2_0,   gguf::Type::PQ2_0,  gguf::Type::PTQ1_0,
 };
 
 enum class Fill {
@@ -36,6 +36,7 @@ inline ScaleOffsets scale_offsets(gguf::Type type) {
     switch (type) {
         case Type::Q1_0:
         case Type::Q2_0:
+        case Type::PQ2_0:
         case Type::Q4_0:
         case Type::Q5_0:
         case Type::Q8_0:
@@ -61,6 +62,8 @@ inline ScaleOffsets scale_offsets(gguf::Type type) {
             return {208, -1};
         case Type::TQ1_0:
             return {52, -1};
+        case Type::PTQ1_0:
+            return {26, -1};
         case Type::TQ2_0:
             return {64, -1};
         default:

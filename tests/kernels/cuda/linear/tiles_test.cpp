@@ -45,7 +45,7 @@ TEST_CASE("cuda tiles: planes are aligned, and no larger than the weights in the
             {gguf::Type::TQ1_0, 84},    {gguf::Type::TQ2_0, 84},         {gguf::Type::IQ1_S, 58},
             {gguf::Type::IQ1_M, 58},    {gguf::Type::IQ2_XXS, 70},       {gguf::Type::IQ2_XS, 78},
             {gguf::Type::IQ3_XXS, 102}, {gguf::Type::BF16, 2 * 256 + 2}, {gguf::Type::Q1_0, 144},
-            {gguf::Type::Q2_0, 144},
+            {gguf::Type::Q2_0, 144},    {gguf::Type::PQ2_0, 144},        {gguf::Type::PTQ1_0, 144},
         };
         int64_t expected = raw;
         for (const auto &[richer, bytes] : kRicher)
@@ -61,11 +61,11 @@ TEST_CASE("cuda tiles: every weight reads back to the bit, and padding is zero")
         std::mt19937 random(seed);
         const bool super = gguf::traits(type).block_size == 256;
         const std::vector<int64_t> widths =
-            super                                 ? std::vector<int64_t>{256, 768}
-            : type == gguf::Type::Q1_0            ? std::vector<int64_t>{128, 256, 896}
-            : gguf::traits(type).block_size == 64 ? std::vector<int64_t>{64, 256, 832}
-            : gguf::traits(type).quantized        ? std::vector<int64_t>{32, 64, 288, 512, 896}
-                                                  : std::vector<int64_t>{1, 40, 64, 256, 300};
+            super                                  ? std::vector<int64_t>{256, 768}
+            : gguf::traits(type).block_size == 128 ? std::vector<int64_t>{128, 256, 896}
+            : gguf::traits(type).block_size == 64  ? std::vector<int64_t>{64, 256, 832}
+            : gguf::traits(type).quantized         ? std::vector<int64_t>{32, 64, 288, 512, 896}
+                                                   : std::vector<int64_t>{1, 40, 64, 256, 300};
         for (const int64_t cols : widths)
             for (const int64_t rows : {1, 16, 23}) {
                 CAPTURE(gguf::traits(type).name);
