@@ -150,7 +150,7 @@ std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelO
                                            decode::Engine &engine, int32_t sequences, Io &io,
                                            const decode::StopRequest &stop) {
     decode::DraftingOptions options = options_of(flags, model);
-    if (!engine.draft_block()) {
+    if (engine.draft_blocks().empty()) {
         if (options.mtp == decode::Mtp::On) throw UsageError("--mtp: " + engine.no_draft_block());
         options.mtp = decode::Mtp::Off;
     }

@@ -38,13 +38,14 @@ struct Summary {
     }
 };
 
-// The next-token-prediction block, if `run` can use it.
-std::optional<kernels::Program> draft_block(const gguf::File &file, const InspectOptions &options) {
-    if (options.cache.window > 0) return std::nullopt;
+// The next-token-prediction blocks, if `run` can use them.
+std::vector<kernels::Program> draft_blocks(const gguf::File &file, const model::Model &model,
+                                           const InspectOptions &options) {
+    if (options.cache.window > 0 || !decode::whole_group(model.program)) return {};
     try {
-        return model::draft_block(file, options.context);
+        return model::draft_blocks(file, options.context);
     } catch (const model::ModelError &) {
-        return std::nullopt;
+        return {};
     }
 }
 
@@ -62,12 +63,12 @@ Summary summarize(const gguf::File &file, const InspectOptions &options) {
         model::Model model = model::build(file, options.context);
         if (options.cache.window > 0)
             model::impose_window(model.program, options.cache.window, options.cache.sinks);
-        const auto block = draft_block(file, options);
+        const std::vector<kernels::Program> blocks = draft_blocks(file, model, options);
         s.memory = decode::memory_plan(model, {.context = options.context,
                                                .sequences = options.sequences,
                                                .batch = options.batch,
                                                .types = options.cache.types,
-                                               .draft_block = block ? &*block : nullptr});
+                                               .draft_blocks = blocks});
     } catch (const std::runtime_error &error) {
         s.not_runnable = error.what();
     }

@@ -39,15 +39,6 @@ size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, 
     return gpu.need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 
-// True if some layer has a window, or layers have tables of their own.
-bool has_windows(const kernels::Program &program) {
-    bool found =
-        std::ranges::any_of(program.cache_layers, [](const auto &layer) { return layer.group != 0; });
-    for (const kernels::Step &step : program.steps)
-        kernels::visit_caches(step, [&](const kernels::CacheUse &use) { found = found || use.window > 0; });
-    return found;
-}
-
 // True if every layer has a window: a sequence may then be of any length.
 bool bound_by_window(const kernels::Program &program) {
     bool bound = true;
@@ -78,21 +69,21 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
 void Engine::find_draft_block(const EngineOptions &options) {
     if (options.mtp == Mtp::Off) return;
     try {
-        draft_block_ = model::draft_block(file_, options.context);
+        draft_blocks_ = model::draft_blocks(file_, options.context);
     } catch (const model::ModelError &error) {
         if (options.mtp == Mtp::On) throw;
         notes_.push_back(std::string("drafts without the next-token-prediction block: ") + error.what());
         return;
     }
-    if (!draft_block_)
+    if (draft_blocks_.empty())
         no_draft_block_ = model_.hyper.draft_layers == 0
                               ? "the file has no next-token-prediction block"
                               : "the next-token-prediction block of this file is not supported";
     else if (options.cache.window > 0)
         no_draft_block_ = "the next-token-prediction block does not work with --window";
-    else if (model_.program.cache_layers.empty() || has_windows(model_.program))
-        no_draft_block_ = "the next-token-prediction block needs a model of full attention layers";
-    if (!no_draft_block_.empty()) draft_block_.reset();
+    else if (!whole_group(model_.program))
+        no_draft_block_ = "the next-token-prediction block needs a model with a full attention layer";
+    if (!no_draft_block_.empty()) draft_blocks_.clear();
 }
 
 void Engine::start(const EngineOptions &options) {
@@ -118,9 +109,9 @@ void Engine::start(const EngineOptions &options) {
         }
     }
     ContextRequest request = context_request(options);
-    if (draft_block_)
+    if (!draft_blocks_.empty())
         request.beside = [this](const CacheShape &shape, int64_t) {
-            return draft_block_bytes(*draft_block_, shape);
+            return draft_block_bytes(draft_blocks_, shape);
         };
     start_executor(options, plan_context(model_.program, *cpu_, cpu_->free_memory(), request));
 }
@@ -167,14 +158,18 @@ std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, 
         } else if (!options.beside.empty()) {
             file = gguf::File::open(options.beside);
             other = model::build(*file);
-        } else if (!draft_block_) {
+        } else if (draft_blocks_.empty()) {
             return alone();
         }
         ContextRequest both = request;
         both.beside = [&](const CacheShape &shape, int64_t context) {
             const kernels::Device &gpu = *devices.front();
             if (other) return need_beside(gpu, other->program, shape, context, other->hyper.context_length);
-            return need_beside(gpu, draft_block_ ? *draft_block_ : first, shape, context, context);
+            if (draft_blocks_.empty()) return need_beside(gpu, first, shape, context, context);
+            size_t bytes = 0;
+            for (const kernels::Program &block : draft_blocks_)
+                bytes += gpu.need(block, draft_block_cache(block, shape), shape.batch).all();
+            return bytes;
         };
         auto plan = plan_placement(model_.program, devices, free, wanted, both);
         if (plan && !plan->divided) return plan;
@@ -219,12 +214,13 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was trained for");
     std::unique_ptr<kernels::Backend> backend = another_backend();
-    if (draft_block_ && divided_)
+    if (!draft_blocks_.empty() && divided_)
         no_draft_block_ =
             "the next-token-prediction block needs all layers on GPUs or all on the CPU (now: " + placement_ +
             "): add --device cpu";
-    else if (draft_block_)
-        backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>());
+    else if (!draft_blocks_.empty())
+        backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>(),
+                                     model::state_of(draft_blocks_.front()));
     executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
                                            ExecutorOptions{.context = plan.context,
                                                            .batch = options.batch,

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,9 +80,11 @@ class Engine {
     std::unique_ptr<Executor> executor_beside(const kernels::Program &program, int32_t sequences,
                                               std::vector<std::string> &notes) const;
 
-    // The program of the file's draft block, and the states that it reads, which the executor keeps: if it was
-    // requested and can be used. Otherwise no_draft_block() says why not.
-    const kernels::Program *draft_block() const { return states_ ? &*draft_block_ : nullptr; }
+    // The programs of the file's draft blocks, and the states that the first one reads, which the executor keeps: if
+    // they were requested and can be used. Otherwise none, and no_draft_block() says why not.
+    std::span<const kernels::Program> draft_blocks() const {
+        return states_ ? draft_blocks_ : std::span<const kernels::Program>{};
+    }
     const std::shared_ptr<HiddenStates> &hidden_states() const { return states_; }
     const std::string &no_draft_block() const { return no_draft_block_; }
 
@@ -106,7 +109,7 @@ class Engine {
     base::Clock::time_point started_ = base::Clock::now();
     gguf::File file_;
     model::Model model_;
-    std::optional<kernels::Program> draft_block_;
+    std::vector<kernels::Program> draft_blocks_;
     std::shared_ptr<HiddenStates> states_;
     std::string no_draft_block_;
     std::unique_ptr<text::Tokenizer> tokenizer_;

@@ -9,6 +9,7 @@
 #include "gguf/half.h"
 #include "kernels/forwarding_backend.h"
 #include "kernels/program.h"
+#include "kernels/steps.h"
 
 namespace runnel::decode {
 namespace {
@@ -25,9 +26,10 @@ uint32_t bit_of(int32_t cell) {
 
 }  // namespace
 
-void HiddenStates::resize(size_t blocks, int64_t width) {
+void HiddenStates::resize(size_t blocks, int64_t width, size_t group) {
     blocks_.assign(blocks, {});
     width_ = width;
+    group_ = group;
 }
 
 void HiddenStates::put(std::span<const BlockId> table, int32_t cell, std::span<const float> state) {
@@ -37,7 +39,7 @@ void HiddenStates::put(std::span<const BlockId> table, int32_t cell, std::span<c
     const auto to = block.states.begin() + (cell % kBlockTokens) * width_;
     std::transform(state.begin(), state.begin() + width_, to, gguf::f32_to_f16);
     block.known |= bit_of(cell);
-    block.marked &= ~bit_of(cell);
+    for (uint32_t &marked : block.marked) marked &= ~bit_of(cell);
 }
 
 void HiddenStates::get(std::span<const BlockId> table, int32_t cell, std::span<float> state) const {
@@ -53,55 +55,86 @@ void HiddenStates::get(std::span<const BlockId> table, int32_t cell, std::span<f
 void HiddenStates::copy(BlockId from, BlockId to) {
     Block &block = blocks_[static_cast<size_t>(to)];
     block = blocks_[static_cast<size_t>(from)];
-    block.marked = 0;
+    block.marked = {};
 }
 
 void HiddenStates::forget(BlockId block) {
     blocks_[static_cast<size_t>(block)] = {};
 }
 
-bool HiddenStates::is_marked(std::span<const BlockId> table, int32_t cell) const {
-    return (blocks_[block_of(table, cell)].marked & bit_of(cell)) != 0;
+bool HiddenStates::is_marked(std::span<const BlockId> table, int32_t cell, size_t block) const {
+    return (blocks_[block_of(table, cell)].marked[block] & bit_of(cell)) != 0;
 }
 
-void HiddenStates::mark(std::span<const BlockId> table, int32_t cell) {
-    blocks_[block_of(table, cell)].marked |= bit_of(cell);
+void HiddenStates::mark(std::span<const BlockId> table, int32_t cell, size_t block) {
+    blocks_[block_of(table, cell)].marked[block] |= bit_of(cell);
 }
 
-int32_t HiddenStates::next_unmarked(std::span<const BlockId> table, int32_t cell, int32_t length) const {
+int32_t HiddenStates::next_unmarked(std::span<const BlockId> table, int32_t cell, int32_t length,
+                                    size_t block) const {
     while (cell < length) {
         const int32_t marked =
-            std::countr_one(blocks_[block_of(table, cell)].marked >> (cell % kBlockTokens));
+            std::countr_one(blocks_[block_of(table, cell)].marked[block] >> (cell % kBlockTokens));
         cell += marked;
         if (marked == 0 || cell % kBlockTokens != 0) break;
     }
     return std::min(cell, length);
 }
 
-size_t draft_block_bytes(const kernels::Program &block, const CacheShape &shape) {
-    const kernels::Slot state = block.parts.front().in.front();
-    const auto width = static_cast<size_t>(block.slots[static_cast<size_t>(state)].width);
-    const auto blocks = static_cast<size_t>(group_layouts(block, shape).front().blocks);
-    return cache_bytes(block, shape) + blocks * kBlockTokens * width * sizeof(uint16_t);
+std::optional<size_t> whole_group(const kernels::Program &program) {
+    std::optional<size_t> found;
+    std::vector<bool> whole(program.cache_layers.size(), true);
+    for (const kernels::Step &step : program.steps)
+        kernels::visit_caches(step, [&](const kernels::CacheUse &use) {
+            if (use.window > 0) whole[static_cast<size_t>(use.cache)] = false;
+        });
+    for (size_t i = 0; i < whole.size(); ++i) {
+        const auto group = static_cast<size_t>(program.cache_layers[i].group);
+        if (whole[i]) found = std::min(found.value_or(group), group);
+    }
+    return found;
+}
+
+kernels::CacheConfig draft_block_cache(const kernels::Program &block, const CacheShape &shape) {
+    kernels::CacheConfig config = cache_config(block, shape, shape.cells);
+    const int64_t all = (shape.cells + kBlockTokens - 1) / kBlockTokens;
+    std::ranges::fill(config.blocks, static_cast<int32_t>(all));
+    return config;
+}
+
+size_t draft_block_bytes(std::span<const kernels::Program> blocks, const CacheShape &shape) {
+    size_t bytes = 0, cells = 0;
+    for (const kernels::Program &block : blocks) {
+        const kernels::CacheConfig cache = draft_block_cache(block, shape);
+        cells = static_cast<size_t>(cache.blocks.front()) * kBlockTokens;
+        bytes += kernels::block_bytes(block, cache);
+    }
+    if (blocks.empty()) return 0;
+    const auto width = static_cast<size_t>(model::state_of(blocks.front()).width);
+    return bytes + cells * width * sizeof(uint16_t);
 }
 
 namespace {
 
 class StateKeepingBackend final : public kernels::ForwardingBackend {
   public:
-    StateKeepingBackend(std::unique_ptr<kernels::Backend> backend, std::shared_ptr<HiddenStates> states)
-        : ForwardingBackend(std::move(backend)), states_(std::move(states)) {}
+    StateKeepingBackend(std::unique_ptr<kernels::Backend> backend, std::shared_ptr<HiddenStates> states,
+                        const kernels::SlotInfo &state)
+        : ForwardingBackend(std::move(backend)), states_(std::move(states)), state_(state) {}
 
     void load(const kernels::Program &program, const kernels::CacheConfig &cache,
               int32_t max_tokens) override {
         kernels::Program parts = program;
-        const auto &logits = std::get<kernels::Logits>(parts.steps.back());
-        assert(parts.parts.empty() && cache.blocks.size() == 1);
-        hidden_ = logits.in;
+        assert(parts.parts.empty() && parts.gives_logits());
+        const auto slot = std::ranges::find_if(parts.slots, [&](const auto &one) {
+            return one.name == state_.name && one.width == state_.width;
+        });
+        assert(slot != parts.slots.end());
+        hidden_ = static_cast<kernels::Slot>(slot - parts.slots.begin());
         // Some devices compute the last steps for tokens with logits only, but not those of an earlier part.
-        parts.parts = {{parts.steps.size() - 1, {}, {hidden_}}, {parts.steps.size(), {}, {}}};
-        states_->resize(static_cast<size_t>(cache.blocks[0]),
-                        parts.slots[static_cast<size_t>(hidden_)].width);
+        parts.parts = {{model::steps_to(parts, hidden_), {}, {hidden_}}, {parts.steps.size(), {}, {}}};
+        const size_t group = whole_group(program).value();
+        states_->resize(static_cast<size_t>(cache.blocks[group]), state_.width, group);
         ForwardingBackend::load(parts, cache, max_tokens);
     }
 
@@ -117,15 +150,17 @@ class StateKeepingBackend final : public kernels::ForwardingBackend {
 
     void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
         ForwardingBackend::copy_blocks(group, copies);
+        if (!is_of_states(group)) return;
         for (const kernels::BlockCopy &copy : copies) states_->copy(copy.from, copy.to);
     }
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
-        states_->forget(block);
+        if (is_of_states(group)) states_->forget(block);
         ForwardingBackend::write_block(group, block, bytes);
     }
     std::span<std::byte> block_memory(int32_t, BlockId) override { return {}; }  // see write_block()
 
   private:
+    bool is_of_states(int32_t group) const { return static_cast<size_t>(group) == states_->group(); }
     static kernels::Batch output(kernels::Batch batch) {
         batch.part = 1;
         return batch;
@@ -138,7 +173,8 @@ class StateKeepingBackend final : public kernels::ForwardingBackend {
         for (const kernels::SequenceSpan &span : batch.sequences) {
             const auto put = [&](int32_t cell, int32_t token) {
                 const float *row = rows.data + token * rows.stride;
-                states_->put(span.tables[0], cell, {row, static_cast<size_t>(states_->width())});
+                states_->put(span.tables[states_->group()], cell,
+                             {row, static_cast<size_t>(states_->width())});
             };
             for (int32_t i = 0; i < span.shared; ++i) put(span.past - span.shared + i, span.shared_from + i);
             for (int32_t i = 0; i < span.count; ++i) put(span.past + i, span.first + i);
@@ -147,14 +183,16 @@ class StateKeepingBackend final : public kernels::ForwardingBackend {
     }
 
     std::shared_ptr<HiddenStates> states_;
+    kernels::SlotInfo state_;
     kernels::Slot hidden_ = kernels::kNoSlot;
 };
 
 }  // namespace
 
 std::unique_ptr<kernels::Backend> keep_hidden_states(std::unique_ptr<kernels::Backend> backend,
-                                                     std::shared_ptr<HiddenStates> states) {
-    return std::make_unique<StateKeepingBackend>(std::move(backend), std::move(states));
+                                                     std::shared_ptr<HiddenStates> states,
+                                                     const kernels::SlotInfo &state) {
+    return std::make_unique<StateKeepingBackend>(std::move(backend), std::move(states), state);
 }
 
 }  // namespace runnel::decode

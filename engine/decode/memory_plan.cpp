@@ -65,7 +65,7 @@ MemoryPlan memory_plan(const model::Model &model, const MemoryRequest &request) 
             .read_per_token = program.weight_bytes_per_token(),
             .cache_per_1k = growth(program, 1024, request.types),
             .cache_at_context = cache_bytes(program, shape),
-            .draft_block = request.draft_block ? draft_block_bytes(*request.draft_block, shape) : 0,
+            .draft_block = draft_block_bytes(request.draft_blocks, shape),
             .gpu = gpu_plan(model, request)};
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "engine/decode/cache_plan.h"
@@ -26,7 +27,7 @@ struct MemoryPlan {
     size_t read_per_token;       // of weights
     size_t cache_per_1k;         // per 1024 further cells of a sequence whose windows are full
     size_t cache_at_context;     // of all sequences, with the states of recurrent layers
-    size_t draft_block;          // of the draft block's cache and the hidden states; 0 without one
+    size_t draft_block;          // of the draft blocks' caches and the hidden states; 0 without one
     std::optional<GpuPlan> gpu;  // nullopt without a GPU that has kernels for the model
 };
 
@@ -34,7 +35,7 @@ struct MemoryRequest {
     int64_t context = 0;  // of each sequence; 0: the model's own
     int32_t sequences = 1, batch = 512;
     CacheTypes types = {};
-    const kernels::Program *draft_block = nullptr;  // of the file; null: none
+    std::span<const kernels::Program> draft_blocks = {};  // of the file
 };
 
 MemoryPlan memory_plan(const model::Model &model, const MemoryRequest &request);

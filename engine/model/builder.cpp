@@ -336,7 +336,7 @@ void Builder::check_all_used() const {
 }
 
 kernels::Program Builder::take() {
-    if (!draft_block_) check_all_used();
+    if (!draft_block()) check_all_used();
     program_.vocab = hyper_.vocab;
     return std::move(program_);
 }

@@ -22,8 +22,8 @@ struct Size {
     std::string_view keys;
 };
 
-// Slots of a draft block: the hidden state of the previous token, and its own after the last norm (as in the model).
-inline constexpr const char *kHiddenBefore = "hidden state before", *kHidden = "normed";
+// The state after the last norm; in draft blocks, the hidden state of the previous token.
+inline constexpr const char *kHidden = "normed", *kHiddenBefore = "hidden state before";
 
 class Builder {
   public:
@@ -38,9 +38,11 @@ class Builder {
     // chosen_context() <= tokens.
     void limit_context(int64_t tokens);
     kernels::Program &program() { return program_; }
-    // Whether the program is that of the file's draft block (draft_block.h) instead of the model's.
-    bool draft_block() const { return draft_block_; }
-    void use_draft_block() { draft_block_ = true; }
+    // Whether the program is that of a draft block of the file (draft_block.h) instead of the model's, and the
+    // block's layer.
+    bool draft_block() const { return draft_layer_ >= 0; }
+    int32_t draft_layer() const { return draft_layer_; }
+    void use_draft_layer(int32_t layer) { draft_layer_ = layer; }
 
     // The named tensor as a weight of exactly this shape; repeated calls return the same weight. Throws
     // ModelError if it is missing, has another shape, or a type that this build cannot read.
@@ -121,7 +123,7 @@ class Builder {
     Metadata metadata_;
     bool asked_;  // whether the user chose context_
     int64_t context_;
-    bool draft_block_ = false;
+    int32_t draft_layer_ = -1;
     kernels::Program program_;
     int32_t layer_ = -1;
     std::unordered_map<const std::byte *, kernels::WeightId> weight_ids_;

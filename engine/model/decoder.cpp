@@ -44,6 +44,7 @@ class Decoder {
     void layers();
     void layer(int32_t layer);
     void draft_block(WeightId table);
+    void draft_norm(int32_t layer);
     enum class Kind { Attention, FeedForward };
     void sublayer(int32_t layer, const std::string &norm, const std::string &post_norm, Kind kind);
     void parallel(int32_t layer);
@@ -91,7 +92,7 @@ void Decoder::emit() {
     std::string output = "output.weight";
     if (b_.draft_block()) {
         draft_block(embedding);
-        const std::string own = layer_prefix(h_.block_count) + "nextn.shared_head_head.weight";
+        const std::string own = layer_prefix(b_.draft_layer()) + "nextn.shared_head_head.weight";
         if (b_.has(own)) output = own;
     } else {
         layers();
@@ -118,9 +119,9 @@ void Decoder::layers() {
 }
 
 // The block's input is Weh [N e(t); N' h(t - 1)], with the embedding e of token t and the hidden state h of the
-// token before it.
+// token before it. The slots of the program's part are set, but not its end.
 void Decoder::draft_block(WeightId table) {
-    const int32_t i = h_.block_count;
+    const int32_t i = b_.draft_layer();
     const std::string name = layer_prefix(i) + "nextn.";
     const int64_t width = h_.embedding_length;
     const Slot token = b_.slot("token's embedding", width), before = b_.slot(kHiddenBefore, width),
@@ -137,8 +138,24 @@ void Decoder::draft_block(WeightId table) {
     b_.add(Linear{both, {part(name + "eh_proj", size_.width, both_size, false, x())}});
     layer(i);
     b_.end_layers();
-    const std::string own = name + "shared_head_norm";
-    norm(b_.has(own + ".weight") ? own : t_.output_norm, x(), normed());
+    draft_norm(i);
+    b_.program().parts = {{.end = 0, .in = {before}, .out = {t_.draft_before_norm ? x() : normed()}}};
+}
+
+// The block's last norm: its own under one of two names, or, if it is of the same kind, the model's.
+void Decoder::draft_norm(int32_t i) {
+    const std::string own = layer_prefix(i) + "nextn.shared_head_norm",
+                      other = layer_prefix(i) + "layer_output_norm";
+    const std::string name = t_.draft_norm || b_.has(own + ".weight") ? own
+                             : b_.has(other + ".weight")              ? other
+                                                                      : t_.output_norm;
+    if (!t_.draft_norm) return norm(name, x(), normed());
+    const double eps = b_.metadata().required_real("attention.layer_norm_epsilon", 0, 1);
+    b_.add(Norm{.in = x(),
+                .out = normed(),
+                .weight = b_.vector(name + ".weight", size_.width),
+                .eps = static_cast<float>(eps),
+                .kind = *t_.draft_norm});
 }
 
 void Decoder::embed(WeightId table) {
@@ -433,7 +450,10 @@ std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first
     const int32_t layers = builder.hyper().block_count + builder.hyper().draft_layers;
     const char *key = "attention.sliding_window_pattern";
     std::vector<bool> full;
-    if (const auto windowed = builder.metadata().booleans(key)) {
+    if (auto windowed = builder.metadata().booleans(key)) {
+        // (The converter of cohere2moe leaves the draft layers out.)
+        if (windowed->size() == static_cast<size_t>(builder.hyper().block_count))
+            windowed->resize(static_cast<size_t>(layers), false);
         if (windowed->size() != static_cast<size_t>(layers))
             builder.metadata().fail(key, "has " + std::to_string(windowed->size()) + " entries, but " +
                                              builder.hyper().architecture + ".block_count is " +
@@ -442,7 +462,8 @@ std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first
         return full;
     }
     period = builder.metadata().integer(key, 0, INT32_MAX).value_or(period);
-    for (int32_t i = 0; i < layers; ++i) full.push_back(period > 0 && (first ? i : i + 1) % period == 0);
+    for (int32_t i = 0; i < layers; ++i)
+        full.push_back(i >= builder.hyper().block_count || (period > 0 && (first ? i : i + 1) % period == 0));
     return full;
 }
 

@@ -64,6 +64,10 @@ struct DecoderTraits {
     std::string ffn_norm = "ffn_norm", ffn_post_norm = "post_ffw_norm";
     std::string output_norm = "output_norm";
     bool one_half = false;  // a layer has the attention half only
+    // Of the file's draft blocks (draft_block.h): whether their states are those before the last norm, and the
+    // kind of their own last norm if it differs from `norm` (with attention.layer_norm_epsilon).
+    bool draft_before_norm = false;
+    std::optional<kernels::Norm::Kind> draft_norm = {};
     // The layers are computed this many times in turn; each pass has keys and values of its own.
     int32_t passes = 1;
     bool norm_between_passes = true;  // the output norm also follows every pass but the last
@@ -113,7 +117,7 @@ void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t la
 
 // Which layers are full. The default is one of every `period` layers: the last, or the first if `first` (period 0:
 // none). The file's `attention.sliding_window_pattern` takes precedence: a period, or an array that is true for
-// window layers.
+// window layers. Draft layers are full unless the array has entries for them.
 std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first = false);
 
 // The slopes of ALiBi's biases by head (Press et al. 2022): 2^(-largest i / n) for head i of the first n, counted

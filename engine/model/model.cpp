@@ -10,6 +10,7 @@
 #include "engine/model/rotation.h"
 #include "engine/model/unread_keys.h"
 #include "gguf/printable.h"
+#include "kernels/steps.h"
 
 namespace runnel::model {
 namespace {
@@ -116,23 +117,35 @@ Model build(const gguf::File &file, int64_t context, std::vector<std::string> &n
     return model;
 }
 
-std::optional<kernels::Program> draft_block(const gguf::File &file, int64_t context) {
+const kernels::SlotInfo &state_of(const kernels::Program &block) {
+    return block.slots[static_cast<size_t>(block.parts.front().out.front())];
+}
+
+size_t steps_to(const kernels::Program &program, kernels::Slot state) {
+    size_t end = program.steps.size();
+    while (end > 0 && !kernels::writes_slot(program.steps[end - 1], state)) --end;
+    return end;
+}
+
+std::vector<kernels::Program> draft_blocks(const gguf::File &file, int64_t context) {
     const Metadata metadata(file);
     const Family *family = find_family(metadata.architecture());
-    if (!family || !family->draft_block) return std::nullopt;
+    if (!family || !family->draft_block) return {};
     const HyperParameters hyper = read(file, metadata);
-    const std::string block = "blk." + std::to_string(hyper.block_count) + ".nextn.eh_proj.weight";
-    if (hyper.draft_layers != 1 || !file.find_tensor(block)) return std::nullopt;
-    Builder builder(file, metadata, hyper, context);
-    builder.use_draft_block();
-    family->emit(builder);
-    apply_factors(file, builder);
-    apply_rotation(file, builder);
-    const kernels::Slot before = builder.slot(kHiddenBefore, hyper.embedding_length),
-                        hidden = builder.slot(kHidden, hyper.embedding_length);
-    kernels::Program program = builder.take();
-    program.parts = {{program.steps.size(), {before}, {hidden}}};
-    return program;
+    std::vector<kernels::Program> blocks;
+    for (int32_t i = 0; i < std::min(hyper.draft_layers, kMostDraftBlocks); ++i) {
+        const int32_t layer = hyper.block_count + i;
+        // Some files have the keys of the blocks only.
+        if (!file.find_tensor("blk." + std::to_string(layer) + ".nextn.eh_proj.weight")) break;
+        Builder builder(file, metadata, hyper, context);
+        builder.use_draft_layer(layer);
+        family->emit(builder);
+        apply_factors(file, builder);
+        apply_rotation(file, builder);
+        blocks.push_back(builder.take());
+        blocks.back().parts.front().end = blocks.back().steps.size();
+    }
+    return blocks;
 }
 
 std::vector<std::string_view> supported_architectures() {

@@ -1,4 +1,4 @@
-// Small models with a draft block (a next-token-prediction block), whose weights a test can change.
+// Small models with draft blocks (next-token-prediction blocks), whose weights a test can change.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -9,29 +9,37 @@
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <random>
+#include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "gguf/writer.h"
 #include "tests/support/model_maker.h"
+#include "tests/support/random.h"
 
 namespace runnel::testing {
 
-inline constexpr const char *kDraftArchs[] = {"glm4moe", "deepseek2", "hy_v3",
-                                              "qwen35",  "qwen35moe", "qwen3next"};
+inline constexpr const char *kDraftArchs[] = {"glm4moe",        "deepseek2", "hy_v3",      "qwen35",
+                                              "qwen35moe",      "qwen3next", "deepseek32", "glm-dsa",
+                                              "nemotron_h_moe", "mimo2",     "cohere2moe"};
 
-inline constexpr int64_t kDraftWidth = 32, kDraftVocab = 260;
+inline constexpr int64_t kDraftWidth = 32, kDraftVocab = 260, kDraftHidden = 48;
 
-// A model in F32 of two layers and a draft block, which was made as its third. In hybrids, the first is recurrent,
-// and the interval says the same of the third.
+// A model in F32 of two layers and a draft block, which was made as its third. In hybrids, the first is recurrent, and
+// the interval says the same of the third; in models with windows, the first is full.
 class DraftModel {
   public:
     struct Values {
         std::vector<int64_t> shape;
         std::vector<float> all;
+    };
+    // Of one layer, in families where these keys are arrays.
+    struct LayerKeys {
+        bool window = false;
+        int32_t heads = 4, kv_heads = 2, hidden = 0;
     };
 
     explicit DraftModel(const std::string &arch)
@@ -41,23 +49,81 @@ class DraftModel {
             REQUIRE(t.type == gguf::Type::F32);
             tensors[std::string(t.name)] = {{t.shape, t.shape + t.rank}, {data, data + t.elements()}};
         }
-        std::map<std::string, Values> attention;  // the third layer's tensors, for the second
-        for (const auto &[name, values] : tensors)
-            if (name.starts_with("blk.2.")) attention["blk.1." + name.substr(6)] = values;
+        // The third layer's tensors, for the second.
+        std::map<std::string, Values> attention = layer("blk.2.", "blk.1."),
+                                      former = layer("blk.1.", "blk.2.");
         std::erase_if(tensors, [](const auto &tensor) { return tensor.first.starts_with("blk.1."); });
         tensors.merge(attention);
+        if (arch == "nemotron_h_moe") {  // a layer has one half, but the block has both
+            former.erase("blk.2.attn_norm.weight");
+            tensors.merge(former);
+            add("blk.2.post_attention_norm.weight", {kDraftWidth}, 1, 0.3f);
+            keys = {{.kv_heads = 0}, {}, {.hidden = kDraftHidden}};
+        }
+        if (arch == "mimo2") {
+            std::erase_if(tensors, [](const auto &tensor) {
+                return tensor.first.starts_with("blk.2.ffn_") &&
+                       tensor.first.find("norm") == std::string::npos;
+            });
+            tensors.erase("blk.2.exp_probs_b.bias");
+            fuse_attention("blk.2.");
+            for (const char *name : {"blk.2.ffn_gate.weight", "blk.2.ffn_up.weight"})
+                add(name, {kDraftWidth, kDraftHidden}, 0, 0.2f);
+            add("blk.2.ffn_down.weight", {kDraftHidden, kDraftWidth}, 0, 0.2f);
+            keys = {{.kv_heads = 4, .hidden = kDraftHidden},
+                    {.window = true, .hidden = kDraftHidden},
+                    {.window = true, .hidden = kDraftHidden}};
+        }
         add("blk.2.nextn.eh_proj.weight", {2 * kDraftWidth, kDraftWidth}, 0, 0.2f);
         for (const char *norm : {"enorm", "hnorm", "shared_head_norm"})
             add("blk.2.nextn." + std::string(norm) + ".weight", {kDraftWidth}, 1, 0.3f);
     }
 
+    // Joins the matrices of Q, K and V, as llama.cpp wants them in some blocks.
+    void fuse_attention(const std::string &prefix) {
+        Values all{{kDraftWidth, 0}, {}};
+        for (const char *name : {"attn_q.weight", "attn_k.weight", "attn_v.weight"}) {
+            const Values one = tensors.extract(prefix + name).mapped();
+            all.shape[1] += one.shape[1];
+            all.all.insert(all.all.end(), one.all.begin(), one.all.end());
+        }
+        tensors[prefix + "attn_qkv.weight"] = std::move(all);
+    }
+
+    // Further blocks like the first, with other weights.
+    void chain(int32_t blocks) {
+        const std::map<std::string, Values> first = layer("blk.2.", "");
+        for (blocks_ = 1; blocks_ < blocks; ++blocks_) {
+            for (const auto &[name, values] : first) {
+                Values other = values;
+                for (size_t i = other.all.size(); i > 1; --i)
+                    std::swap(other.all[i - 1], other.all[rng_.below(i)]);
+                tensors["blk." + std::to_string(2 + blocks_) + "." + name] = std::move(other);
+            }
+            if (!keys.empty()) keys.push_back(keys.back());
+        }
+    }
+    std::map<std::string, Values> layer(const std::string &prefix, const std::string &renamed) const {
+        std::map<std::string, Values> all;
+        for (const auto &[name, values] : tensors)
+            if (name.starts_with(prefix)) all[renamed + name.substr(prefix.size())] = values;
+        return all;
+    }
+    // The output matrix gives the same logits if a number is added to all values of the state.
+    void ignore_mean() {
+        std::vector<float> &all = tensors.at("output.weight").all;
+        for (auto row = all.begin(); row != all.end(); row += kDraftWidth) {
+            const float mean = std::accumulate(row, row + kDraftWidth, 0.0f) / kDraftWidth;
+            std::for_each(row, row + kDraftWidth, [&](float &x) { x -= mean; });
+        }
+    }
+
     void add(const std::string &name, std::vector<int64_t> shape, float mean, float sigma) {
         int64_t count = 1;
         for (const int64_t n : shape) count *= n;
-        std::normal_distribution<float> normal(mean, sigma);
         Values values{std::move(shape), std::vector<float>(static_cast<size_t>(count), mean)};
         if (sigma > 0)
-            for (float &x : values.all) x = normal(rng_);
+            for (float &x : values.all) x = mean + sigma * rng_.normal();
         tensors[name] = std::move(values);
     }
     void fill(const std::string &name, float value) {
@@ -73,8 +139,8 @@ class DraftModel {
                     std::ranges::fill(values.all, 0.0f);
     }
     // eh_proj = [token * I; before * I]
-    void project(float token, float before) {
-        std::vector<float> &all = tensors.at("blk.2.nextn.eh_proj.weight").all;
+    void project(float token, float before, const std::string &block = "blk.2.") {
+        std::vector<float> &all = tensors.at(block + "nextn.eh_proj.weight").all;
         std::ranges::fill(all, 0.0f);
         for (size_t i = 0; i < size_t{kDraftWidth}; ++i) {
             all[i * 2 * kDraftWidth + i] = token;
@@ -86,7 +152,9 @@ class DraftModel {
         const std::string blocks = arch_ + ".block_count", interval = arch_ + ".full_attention_interval";
         gguf::Writer writer;
         for (const auto &[key, value] : made_->file.metadata())
-            if (key != blocks && key != interval) writer.add(key, value);
+            if (key != blocks && key != interval && !is_by_layer(key, value)) writer.add(key, value);
+        for (const auto &[key, value] : made_->file.metadata())
+            if (is_by_layer(key, value)) writer.add(key, by_layer(key, value.element_type(), layers));
         writer.add(blocks, layers);
         writer.add(arch_ + ".nextn_predict_layers", draft_layers);
         if (arch_.starts_with("qwen")) writer.add(interval, uint32_t{layers == 1 ? 1u : 2u});
@@ -99,19 +167,47 @@ class DraftModel {
     }
     // The next token depends on the last one alone, in the model as in the block.
     void obey_rule() {
-        for (const char *layer : {"blk.0.", "blk.1.", "blk.2."}) silence(layer);
-        project(1, 0);
-        fill("blk.2.nextn.enorm.weight", 1);
-        tensors["blk.2.nextn.shared_head_norm.weight"] = tensors.at("output_norm.weight");
+        for (const char *prefix : {"blk.0.", "blk.1."}) silence(prefix);
+        if (arch_ == "nemotron_h_moe")  // whose block's last norm removes the mean
+            ignore_mean(), fill("output_norm.weight", 1);
+        for (int32_t i = 0; i < blocks_; ++i) {
+            const std::string block = "blk." + std::to_string(2 + i) + ".";
+            silence(block);
+            project(1, 0, block);
+            fill(block + "nextn.enorm.weight", 1);
+            tensors[block + "nextn.shared_head_norm.weight"] = tensors.at("output_norm.weight");
+        }
     }
-    gguf::File write() const { return write("draft.gguf", 3, 1); }
+    gguf::File write() const {
+        return write("draft.gguf", static_cast<uint32_t>(2 + blocks_), static_cast<uint32_t>(blocks_));
+    }
 
     std::map<std::string, Values> tensors;
+    std::vector<LayerKeys> keys;  // empty: the file has no such arrays
 
   private:
+    // Whether LayerKeys has the key.
+    bool is_by_layer(std::string_view key, const gguf::Value &value) const {
+        if (keys.empty() || value.type() != gguf::ValueType::Array) return false;
+        return key.ends_with(".head_count") || key.ends_with(".head_count_kv") ||
+               key.ends_with(".feed_forward_length") || key.ends_with("_pattern");
+    }
+    gguf::Array by_layer(std::string_view key, gguf::ValueType type, uint32_t layers) const {
+        gguf::Array array(type);
+        for (uint32_t i = 0; i < layers; ++i) {
+            const LayerKeys &of = keys.at(i);
+            if (type == gguf::ValueType::Bool)
+                array.push(of.window);
+            else
+                array.push(key.ends_with("_kv")      ? of.kv_heads
+                           : key.ends_with("_count") ? of.heads
+                                                     : of.hidden);
+        }
+        return array;
+    }
     static ModelShape shape_of(const std::string &arch) {
         ModelShape shape;
-        shape.arch = arch, shape.layers = 3, shape.width = kDraftWidth, shape.ff = 48;
+        shape.arch = arch, shape.layers = 3, shape.width = kDraftWidth, shape.ff = kDraftHidden;
         shape.vocab = kDraftVocab, shape.threads = 1;
         // All experts: a choice between equally good ones would depend on rounding.
         if (arch != "qwen35") shape.experts.count = shape.experts.used = 2;
@@ -120,7 +216,8 @@ class DraftModel {
 
     std::string arch_;
     std::shared_ptr<const TemporaryModel> made_;
-    std::mt19937 rng_{7};
+    int32_t blocks_ = 1;
+    Random rng_{7};
 };
 
 }  // namespace runnel::testing

@@ -198,7 +198,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
         results.acceptances.push_back(bench.measure(acceptance));
     }
     results.passes = bench.pass_costs(kShownPasses);
-    if (engine.draft_block() && engine.executor().batch_size() >= measure::kBlockRows) {
+    if (!engine.draft_blocks().empty() && engine.executor().batch_size() >= measure::kBlockRows) {
         io.note("measuring the draft block");
         results.block = measure::measure_block(engine, prompt, kBlockTurns * options.repetitions, stop);
     }

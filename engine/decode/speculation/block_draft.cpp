@@ -19,112 +19,167 @@ static_assert(kBlockTokens - 1 + kMostDrafts <= kScratch * kBlockTokens);
 
 }  // namespace
 
-DraftBlock::DraftBlock(std::unique_ptr<kernels::Backend> backend, const kernels::Program &program,
+DraftBlock::DraftBlock(const MakeBackend &make_backend, std::span<const kernels::Program> programs,
                        const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences)
-    : backend_(std::move(backend)),
-      states_(std::move(states)),
-      before_(program.parts.front().in.front()),
-      hidden_(program.parts.front().out.front()),
+    : states_(std::move(states)),
       context_(target.context()),
       batch_(target.batch_size()),
       sequences_(std::clamp(sequences, 1, kMostTogether)),
-      vocab_(static_cast<int32_t>(program.vocab)),
+      vocab_(static_cast<int32_t>(programs.front().vocab)),
       scratch_(static_cast<BlockId>(states_->blocks())) {
     const CacheTypes types = target.types();
-    batch_ = std::max(batch_, sequences_);
-    backend_->load(program,
-                   {.blocks = {scratch_ + kScratch * sequences_},
-                    .k = types.k,
-                    .v = types.v,
-                    .context = context_ + kScratch * kBlockTokens},
-                   batch_);
+    batch_ = std::max(batch_, sequences_ * static_cast<int32_t>(programs.size()));
+    for (const kernels::Program &program : programs) {
+        const kernels::Program::Part &part = program.parts.front();
+        blocks_.push_back({make_backend(), part.in.front(), part.out.front()});
+        blocks_.back().backend->load(program,
+                                     {.blocks = {scratch_ + kScratch * sequences_},
+                                      .k = types.k,
+                                      .v = types.v,
+                                      .context = context_ + kScratch * kBlockTokens},
+                                     batch_);
+    }
 }
 
-// Computes cells that are missing, in one pass; `found`: there were some. False when a stop was requested.
-bool DraftBlock::compute_missing(std::span<const cache::SequenceCache *const> caches, bool &found) {
-    tokens_.clear(), positions_.clear(), spans_.clear();
-    std::vector<bool> written(static_cast<size_t>(scratch_));  // blocks, in this pass
-    const kernels::SlotRows rows = backend_->exchange(before_);
-    for (const cache::SequenceCache *cache : caches) {
-        const int32_t length = cache->length(), room = batch_ - static_cast<int32_t>(tokens_.size());
-        const std::span<const BlockId> table = cache->table(0);
+int32_t DraftBlock::most_steps() const {
+    return chained() ? static_cast<int32_t>(blocks_.size()) : kMostDrafts + 1;
+}
+
+std::span<const BlockId> DraftBlock::table_of(const cache::SequenceCache &cache) const {
+    return cache.table(states_->group());
+}
+
+// Runs rows_ through draft block `index`.
+bool DraftBlock::execute(size_t index, std::span<float> logits) {
+    return blocks_[index].backend->execute(
+        {rows_.tokens, rows_.positions, rows_.spans, rows_.logits, cancel_}, logits);
+}
+
+// Computes cells that draft block `index` lacks, in one pass; `found`: there were some. False when a stop was requested.
+bool DraftBlock::compute_missing(size_t index, std::span<const size_t> sequences, bool &found) {
+    const Block &block = blocks_[index];
+    rows_ = {};
+    std::vector<bool> written(static_cast<size_t>(scratch_));  // cache blocks, in this pass
+    const kernels::SlotRows rows = block.backend->exchange(block.before);
+    for (const size_t sequence : sequences) {
+        const cache::SequenceCache &cache = *tails_[sequence].cache;
+        const int32_t length = cache.length(), room = batch_ - static_cast<int32_t>(rows_.tokens.size());
+        const std::span<const BlockId> table = table_of(cache);
         const auto used = table.first(static_cast<size_t>((length + kBlockTokens - 1) / kBlockTokens));
-        // A sequence that shares a block with an earlier one finds its cells in the next pass.
+        // A sequence that shares a cache block with an earlier one finds its cells in the next pass.
         if (room == 0 ||
             std::ranges::any_of(used, [&](BlockId id) { return written[static_cast<size_t>(id)]; }))
             continue;
-        const int32_t from = states_->next_unmarked(table, 0, length);
+        const int32_t from = states_->next_unmarked(table, 0, length, index);
         int32_t end = from;
-        while (end < std::min(length, from + room) && !states_->is_marked(table, end)) ++end;
+        while (end < std::min(length, from + room) && !states_->is_marked(table, end, index)) ++end;
         if (end == from) continue;
-        spans_.push_back({static_cast<int32_t>(tokens_.size()), end - from, from, {table}});
+        rows_.spans.push_back({static_cast<int32_t>(rows_.tokens.size()), end - from, from, {table}});
         for (int32_t cell = from; cell < end; ++cell) {
             states_->get(table, cell - 1,
-                         {rows.data + static_cast<int64_t>(tokens_.size()) * rows.stride,
-                          static_cast<size_t>(states_->width())});
-            tokens_.push_back(cache->tokens()[static_cast<size_t>(cell)]);
-            positions_.push_back(cell);
+                         {rows.data + static_cast<int64_t>(rows_.tokens.size()) * rows.stride, width()});
+            rows_.tokens.push_back(cache.tokens()[static_cast<size_t>(cell)]);
+            rows_.positions.push_back(cell);
             written[static_cast<size_t>(table[static_cast<size_t>(cell / kBlockTokens)])] = true;
         }
     }
-    found = !spans_.empty();
+    found = !rows_.spans.empty();
     if (!found) return true;
-    if (!backend_->execute({tokens_, positions_, spans_, {}, cancel_}, {})) return false;
-    for (const kernels::SequenceSpan &span : spans_)
-        for (int32_t i = 0; i < span.count; ++i) states_->mark(span.tables[0], span.past + i);
+    if (!execute(index, {})) return false;
+    for (const kernels::SequenceSpan &span : rows_.spans)
+        for (int32_t i = 0; i < span.count; ++i) states_->mark(span.tables[0], span.past + i, index);
     return true;
 }
 
-DraftBlock::Tail DraftBlock::tail_of(const cache::SequenceCache &cache, BlockId scratch) {
-    const std::span<const BlockId> table = cache.table(0);
-    Tail tail{.table = {},
-              .length = cache.length(),
-              .state = std::vector<float>(static_cast<size_t>(states_->width()))};
-    // The last block may be shared with other sequences, which have other tokens after these.
-    const int32_t whole = tail.length / kBlockTokens;
-    tail.table.assign(table.begin(), table.begin() + whole);
+DraftBlock::Tail DraftBlock::tail_of(const cache::SequenceCache &cache, BlockId scratch) const {
+    const std::span<const BlockId> table = table_of(cache);
+    Tail tail{.cache = &cache, .table = {}, .tokens = {}, .states = {}};
+    // The last cache block may be shared with other sequences, which have other tokens after these.
+    tail.table.assign(table.begin(), table.begin() + cache.length() / kBlockTokens);
     for (int32_t i = 0; i < kScratch; ++i) tail.table.push_back(scratch + i);
-    if (tail.length % kBlockTokens > 0) {
-        const kernels::BlockCopy copy{table[static_cast<size_t>(whole)], scratch};
-        backend_->copy_blocks(0, {&copy, 1});
-    }
-    states_->get(table, tail.length - 1, tail.state);
     return tail;
+}
+
+// Copies the cells in the sequence's last cache block to where drafts continue them.
+void DraftBlock::copy_end(const Block &block, const Tail &tail) {
+    const int32_t length = tail.cache->length();
+    if (length % kBlockTokens == 0) return;
+    const auto whole = static_cast<size_t>(length / kBlockTokens);
+    const kernels::BlockCopy copy{table_of(*tail.cache)[whole], tail.table[whole]};
+    block.backend->copy_blocks(0, {&copy, 1});
+}
+
+bool DraftBlock::prepare(size_t index, std::span<const size_t> sequences) {
+    for (bool found = true; found;)
+        if (!compute_missing(index, sequences, found)) return false;
+    for (const size_t sequence : sequences) copy_end(blocks_[index], tails_[sequence]);
+    return true;
 }
 
 bool DraftBlock::begin(std::span<const cache::SequenceCache *const> caches, const std::atomic<bool> *cancel) {
     assert(caches.size() <= static_cast<size_t>(sequences_));
     cancel_ = cancel;
-    for (bool found = true; found;)
-        if (!compute_missing(caches, found)) return false;
     tails_.clear();
-    for (const cache::SequenceCache *cache : caches)
+    std::vector<size_t> all;
+    for (const cache::SequenceCache *cache : caches) {
+        all.push_back(tails_.size());
         tails_.push_back(tail_of(*cache, scratch_ + kScratch * static_cast<BlockId>(tails_.size())));
-    return true;
+    }
+    return prepare(0, all);
+}
+
+// Adds the tokens of a sequence's steps from `known` on to the pass, and asks for the logits of all: a device may leave
+// the states of those alone.
+void DraftBlock::add_rows(const Block &block, const Tail &tail, size_t known) {
+    const kernels::SlotRows in = block.backend->exchange(block.before);
+    const auto first = static_cast<int32_t>(rows_.tokens.size());
+    const int32_t length = tail.cache->length();
+    for (size_t i = known; i < tail.tokens.size(); ++i) {
+        const auto row = static_cast<int32_t>(rows_.tokens.size());
+        const std::span<float> before{in.data + row * in.stride, width()};
+        if (i == 0)
+            states_->get(table_of(*tail.cache), length - 1, before);
+        else
+            std::ranges::copy(std::span(tail.states).subspan((i - 1) * width(), width()), before.begin());
+        rows_.tokens.push_back(tail.tokens[i]);
+        rows_.positions.push_back(length + static_cast<int32_t>(i));
+        rows_.logits.push_back(row);
+    }
+    const auto count = static_cast<int32_t>(tail.tokens.size() - known);
+    rows_.spans.push_back({first, count, length + static_cast<int32_t>(known), {tail.table}});
 }
 
 std::span<const float> DraftBlock::step(std::span<const Next> next) {
-    tokens_.clear(), positions_.clear(), spans_.clear(), rows_.clear();
-    const kernels::SlotRows in = backend_->exchange(before_);
+    const size_t done = tails_[next.front().sequence].tokens.size();
+    const size_t index = chained() ? done : 0;
+    const Block &block = blocks_[index];
+    std::vector<size_t> sequences;
+    for (const Next &one : next) sequences.push_back(one.sequence);
+    if (index > 0 && !prepare(index, sequences)) return {};
+    rows_ = {};
     for (const auto &[sequence, token] : next) {
-        const Tail &tail = tails_[sequence];
-        assert(tail.length < static_cast<int32_t>(tail.table.size()) * kBlockTokens);
-        const auto row = static_cast<int32_t>(tokens_.size());
-        std::ranges::copy(tail.state, in.data + row * in.stride);
-        tokens_.push_back(token);
-        positions_.push_back(tail.length);
-        spans_.push_back({row, 1, tail.length, {tail.table}});
-        rows_.push_back(row);
+        Tail &tail = tails_[sequence];
+        assert(tail.tokens.size() == done);
+        assert(tail.cache->length() + static_cast<int32_t>(done) <
+               static_cast<int32_t>(tail.table.size()) * kBlockTokens);
+        tail.tokens.push_back(token);
+        add_rows(block, tail, chained() ? 0 : done);  // the next block lacks keys and values of earlier steps
     }
-    logits_.resize(next.size() * static_cast<size_t>(vocab_));
-    if (!backend_->execute({tokens_, positions_, spans_, rows_, cancel_}, logits_)) return {};
-    const kernels::SlotRows out = backend_->exchange(hidden_);
-    for (const int32_t row : rows_) {
-        Tail &tail = tails_[next[static_cast<size_t>(row)].sequence];
-        std::copy_n(out.data + row * out.stride, tail.state.size(), tail.state.begin());
-        ++tail.length;
+    const auto vocab = static_cast<size_t>(vocab_);
+    logits_.resize(rows_.tokens.size() * vocab);
+    if (!execute(index, logits_)) return {};
+    const kernels::SlotRows states = block.backend->exchange(block.state);
+    for (size_t i = 0; i < next.size(); ++i) {
+        const kernels::SequenceSpan &span = rows_.spans[i];
+        const auto last = static_cast<size_t>(span.first + span.count - 1);
+        const float *state = states.data + static_cast<int64_t>(last) * states.stride;
+        std::vector<float> &known = tails_[next[i].sequence].states;
+        known.insert(known.end(), state, state + width());
+        if (last > i)
+            std::ranges::copy(std::span(logits_).subspan(last * vocab, vocab),
+                              logits_.begin() + static_cast<std::ptrdiff_t>(i * vocab));
     }
-    return logits_;
+    return std::span(logits_).first(next.size() * vocab);
 }
 
 void BlockDraft::follow(const cache::SequenceCache *cache, const StopRequest *stop) {
@@ -135,7 +190,8 @@ void BlockDraft::follow(const cache::SequenceCache *cache, const StopRequest *st
 PendingDraft *BlockDraft::begin(std::span<const TokenId> text, int32_t most, float least_probability,
                                 Sampler &sampler) {
     const auto length = static_cast<int64_t>(text.size());
-    most = static_cast<int32_t>(std::min<int64_t>({most, block_->context() - length, kMostDrafts}));
+    most = static_cast<int32_t>(
+        std::min<int64_t>({most, block_->context() - length, kMostDrafts, block_->most_steps()}));
     failure_ = nullptr;
     writer_.begin(text, most, least_probability, sampler);
     // (An evicted sequence has no cells.)

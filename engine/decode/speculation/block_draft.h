@@ -1,11 +1,12 @@
-// Drafts of the file's own draft block (model/draft_block.h): one layer that predicts the token after next from
-// the model's hidden state.
+// Drafts of the file's own draft blocks (model/draft_block.h): layers that predict the tokens after the next from the
+// model's hidden state.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -20,27 +21,30 @@
 
 namespace runnel::decode {
 
-// The block on a device, for all sequences. Its keys and values are in blocks with the same numbers as the
-// model's, so the model's block tables serve both. They are computed when a draft needs them, from the tokens
-// and the hidden states that the model's passes left.
+// The draft blocks of a file on a device, for all sequences. Their keys and values are in cache blocks with the same
+// numbers as the model's (HiddenStates::group), so the model's block tables serve all. They are computed when a draft
+// needs them, from the tokens and the hidden states that the model's passes left.
 class DraftBlock {
   public:
-    // `states`: those of `target`, whose program the block belongs to. Drafts for `sequences` sequences share
+    using MakeBackend = std::function<std::unique_ptr<kernels::Backend>()>;
+    // `states`: those of `target`, whose program the blocks belong to. Drafts for `sequences` sequences share
     // passes, but at most kMostTogether. Throws BackendError.
-    DraftBlock(std::unique_ptr<kernels::Backend> backend, const kernels::Program &program,
+    DraftBlock(const MakeBackend &make_backend, std::span<const kernels::Program> programs,
                const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences = 1);
 
-    // Computes what is missing of the cached tokens, and prepares for step(). False when a stop was requested.
-    // The caches must not change before the last step(). At most sequences() caches. Throws BackendError.
+    // Computes what the first step() needs of the cached tokens. False when a stop was requested. The caches must not
+    // change before the last step(). At most sequences() caches. Throws BackendError.
     bool begin(std::span<const cache::SequenceCache *const> caches, const std::atomic<bool> *cancel);
     struct Next {
         size_t sequence;  // index in begin()'s caches
         TokenId token;
     };
-    // One more token of some of the sequences, each after its cached tokens and those of earlier steps; at most
-    // kMostDrafts + 1 steps. Returns the logits of the tokens that follow, [next.size()][vocab], which the next
-    // step overwrites; empty when a stop was requested. Throws BackendError.
+    // One more token of some of the sequences, each after its cached tokens and those of earlier steps, of which
+    // it had a part in all; at most most_steps() steps. Returns the logits of the tokens that follow,
+    // [next.size()][vocab], which the next step overwrites; empty when a stop was requested. Throws BackendError.
     std::span<const float> step(std::span<const Next> next);
+    // A single block predicts any number of tokens, several blocks one each.
+    int32_t most_steps() const;
 
     int32_t sequences() const { return sequences_; }
     int32_t context() const { return context_; }
@@ -48,27 +52,40 @@ class DraftBlock {
 
   private:
     static constexpr int32_t kMostTogether = 32;
+    struct Block {
+        std::unique_ptr<kernels::Backend> backend;
+        kernels::Slot before, state;  // the slots of the state of the token before, and of its own
+    };
     // The end of a sequence, which a draft continues.
     struct Tail {
+        const cache::SequenceCache *cache;
         std::vector<kernels::BlockId> table;
-        int32_t length = 0;        // cells, drafted ones included
-        std::vector<float> state;  // of the last cell
+        std::vector<TokenId> tokens;  // those of the steps
+        std::vector<float> states;    // the state that each step gave
     };
-    bool compute_missing(std::span<const cache::SequenceCache *const> caches, bool &found);
-    Tail tail_of(const cache::SequenceCache &cache, kernels::BlockId scratch);
+    struct Rows {  // of a pass
+        std::vector<TokenId> tokens;
+        std::vector<int32_t> positions, logits;
+        std::vector<kernels::SequenceSpan> spans;
+    };
+    bool prepare(size_t block, std::span<const size_t> sequences);
+    bool compute_missing(size_t block, std::span<const size_t> sequences, bool &found);
+    bool execute(size_t block, std::span<float> logits);
+    void copy_end(const Block &block, const Tail &tail);
+    Tail tail_of(const cache::SequenceCache &cache, kernels::BlockId scratch) const;
+    std::span<const kernels::BlockId> table_of(const cache::SequenceCache &cache) const;
+    void add_rows(const Block &block, const Tail &tail, size_t known);
+    bool chained() const { return blocks_.size() > 1; }
+    size_t width() const { return static_cast<size_t>(states_->width()); }
 
-    std::unique_ptr<kernels::Backend> backend_;
+    std::vector<Block> blocks_;
     std::shared_ptr<HiddenStates> states_;
-    kernels::Slot before_, hidden_;  // the state of the token before, and the block's own
     int32_t context_, batch_, sequences_, vocab_;
-    kernels::BlockId scratch_;  // the first of kScratch blocks for drafted tokens of each sequence
+    kernels::BlockId scratch_;  // the first of kScratch cache blocks for drafted tokens of each sequence
     const std::atomic<bool> *cancel_ = nullptr;
     std::vector<Tail> tails_;
+    Rows rows_;
     std::vector<float> logits_;
-    // Of a pass.
-    std::vector<TokenId> tokens_;
-    std::vector<int32_t> positions_, rows_;
-    std::vector<kernels::SequenceSpan> spans_;
 };
 
 class BlockDraft final : public DraftSource, public PendingDraft {

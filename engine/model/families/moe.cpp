@@ -94,12 +94,14 @@ void emit_mimo2(Builder &b) {
                          .window = m.required_integer("attention.sliding_window", 1, INT32_MAX),
                          .window_rope_base = m.real("rope.freq_base_swa").value_or(base),
                          .attention_out_scale = value_scale == 0 ? 1 : value_scale};
+    traits.draft_before_norm = true;
     with_experts(traits, {.score = Score::Sigmoid, .normalize = true, .by_presence = true});
     emit_decoder(b, traits);
 }
 
 // cohere2moe: North Mini Code. Both halves of a layer share one norm; one full layer, then three window layers.
-// Window layers and the leading dense layers have RoPE. Routed and shared experts are each weighted by 1/2.
+// Window layers, the leading dense layers and draft layers have RoPE. Routed and shared experts are each weighted
+// by 1/2.
 void emit_cohere2moe(Builder &b) {
     const Metadata &m = b.metadata();
     DecoderTraits traits{.pairs = Pairs::Adjacent,
@@ -111,7 +113,8 @@ void emit_cohere2moe(Builder &b) {
     if (!m.real("attention.layer_norm_rms_epsilon")) traits.norm = kernels::Norm::Kind::Layer;
     const int64_t dense = m.integer("leading_dense_block_count", 0, INT32_MAX).value_or(0);
     for (size_t i = 0; i < traits.full.size(); ++i)
-        traits.rotated.push_back(!traits.full[i] || static_cast<int64_t>(i) < dense);
+        traits.rotated.push_back(!traits.full[i] || static_cast<int64_t>(i) < dense ||
+                                 static_cast<int64_t>(i) >= b.hyper().block_count);
     with_experts(traits, {.score = Score::Sigmoid});
     const auto whole = traits.feed_forward;
     traits.feed_forward = [whole](Builder &builder, int32_t layer, const SubLayer &sublayer) {

@@ -37,9 +37,10 @@ json answer_of(const Result &result) {
 
 TEST_CASE("--mtp: the text is the same with and without, and the counts are shown") {
     if (absent()) return;
-    for (const char *arch : {"glm4moe", "qwen35"}) {
+    for (const std::string arch : {"glm4moe", "qwen35", "mimo2"}) {
         CAPTURE(arch);
-        const DraftModel made(arch);
+        DraftModel made(arch);
+        if (arch == "mimo2") made.chain(3);  // with windows, too
         (void)made.write();
         const std::filesystem::path model = made.path();
         for (const char *temperature : {"0", "0.9"}) {
@@ -78,9 +79,9 @@ TEST_CASE("--mtp: a prompt from a prompt file gives the same text") {
 
 TEST_CASE("--mtp: the rows of a batch have the same texts with and without") {
     if (absent()) return;
-    const DraftModel made("qwen35moe");
-    (void)made.write();
-    const auto texts = [&](const char *mtp) {
+    DraftModel hybrid("qwen35moe"), windows("mimo2");
+    windows.chain(2);
+    const auto texts = [](const DraftModel &made, const char *mtp) {
         Process process;
         process.arguments = {"batch",
                              made.path().string(),
@@ -102,7 +103,10 @@ TEST_CASE("--mtp: the rows of a batch have the same texts with and without") {
         REQUIRE_MESSAGE(result.code == 0, result.err);
         return result.out;
     };
-    CHECK(texts("on") == texts("off"));
+    for (const DraftModel *made : {&hybrid, &windows}) {
+        (void)made->write();
+        CHECK(texts(*made, "on") == texts(*made, "off"));
+    }
 }
 
 TEST_CASE("--mtp: a file without the block, a window, or another draft model is a usage error") {

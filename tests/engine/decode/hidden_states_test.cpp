@@ -99,7 +99,10 @@ void check(std::unique_ptr<Backend> (*make)(), uint64_t seed) {
                            5);
     const kernels::CacheConfig cache{{kSequences * kBlocksEach}};
     const auto states = std::make_shared<HiddenStates>();
-    const std::unique_ptr<Backend> plain = make(), keeping = keep_hidden_states(make(), states);
+    const kernels::Program program = tiny.program();
+    const kernels::Slot last = std::get<kernels::Logits>(program.steps.back()).in;
+    const kernels::SlotInfo &state = program.slots[static_cast<size_t>(last)];
+    const std::unique_ptr<Backend> plain = make(), keeping = keep_hidden_states(make(), states, state);
     plain->load(tiny.program(), cache, kMaxTokens);
     keeping->load(tiny.program(), cache, kMaxTokens);
     CHECK(states->blocks() == kSequences * kBlocksEach);

@@ -29,7 +29,7 @@ TEST_CASE("block cost: measured on a model with a draft block, until a stop") {
     shape.arch = "qwen35", shape.layers = 3, shape.draft_block = true;
     const testing::TemporaryModel model(shape);
     decode::Engine engine({.model = model.path, .threads = 1, .context = 200, .mtp = decode::Mtp::On});
-    REQUIRE(engine.draft_block());
+    REQUIRE(!engine.draft_blocks().empty());
     decode::StopRequest stop;
     const BlockCost cost = measure_block(engine, {5, 6, 7}, 4, stop);
     CHECK(cost.passes[0] == 1);

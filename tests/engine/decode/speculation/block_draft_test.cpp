@@ -4,8 +4,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -48,10 +52,10 @@ std::unique_ptr<kernels::Backend> backend_on(On device, int threads = 1) {
 // A model and its draft block on a device.
 struct Rig {
     Rig(const gguf::File &file, int threads = 1, int32_t batch = 48, On device = On::Cpu)
-        : block_program(model::draft_block(file).value()),
-          executor(keep_hidden_states(backend_on(device, threads), states), model::build(file).program,
-                   {.context = kContext, .batch = batch, .sequences = 6}),
-          block(backend_on(device, threads), block_program, executor, states, 3),
+        : programs(model::draft_blocks(file)),
+          executor(keep_hidden_states(backend_on(device, threads), states, model::state_of(programs.at(0))),
+                   model::build(file).program, {.context = kContext, .batch = batch, .sequences = 6}),
+          block([=] { return backend_on(device, threads); }, programs, executor, states, 3),
           sampler(sampling_of(0), static_cast<int32_t>(kDraftVocab)) {}
 
     // The sequence has all tokens of the text but the last.
@@ -92,7 +96,7 @@ struct Rig {
     }
 
     std::shared_ptr<HiddenStates> states = std::make_shared<HiddenStates>();
-    kernels::Program block_program;
+    std::vector<kernels::Program> programs;
     Executor executor;
     DraftBlock block;
     Sampler sampler;
@@ -111,14 +115,15 @@ struct Texts {
 };
 
 // Answers to several prompts, in one batch.
-Texts answers(Executor &executor, const MakeSpeculator &drafts, size_t prompts, float temperature) {
+Texts answers(Executor &executor, const MakeSpeculator &drafts, size_t prompts, float temperature,
+              int32_t most = 40) {
     const Vocabulary vocabulary{[](TokenId id) { return std::to_string(id) + " "; },
                                 [](TokenId) { return false; }};
     CompletionQueue queue(executor, vocabulary, {.parallel = 3, .drafts = drafts});
     for (size_t i = 0; i < prompts; ++i)
         queue.submit({.input = Tokens{text_of(3 + 17 * i, static_cast<uint32_t>(i))},
                       .sampling = sampling_of(temperature, i),
-                      .limits = {.max_tokens = 40}});
+                      .limits = {.max_tokens = most}});
     Texts texts;
     for (const auto &[id, answer] : answer_all(queue)) texts.tokens.push_back(answer.done.tokens);
     texts.counts = queue.speculation();
@@ -134,14 +139,20 @@ TEST_CASE("block draft: the block gets the model's hidden state of the token bef
         DraftModel model(arch);
         model.silence("blk.2.");
         model.project(0, 1);
-        model.fill("output_norm.weight", 1);
+        const bool removes_mean = arch == std::string("cohere2moe") || arch == std::string("nemotron_h_moe");
+        if (removes_mean) model.fill("output_norm.weight", 1), model.ignore_mean();
         model.fill("blk.2.nextn.hnorm.weight", 1);
-        model.fill("blk.2.nextn.shared_head_norm.weight", 1);
+        if (arch == std::string("mimo2"))  // the state before the last norm
+            model.tensors["blk.2.nextn.shared_head_norm.weight"] = model.tensors.at("output_norm.weight");
+        else
+            model.fill("blk.2.nextn.shared_head_norm.weight", 1);
         const gguf::File file = model.write();
         const std::vector<TokenId> text = text_of(40, 1);
         const std::vector<float> logits = kernels::reference::logits_of(model::build(file).program, text);
         for (const On device : {On::Cpu, On::Gpu}) {
             CAPTURE(static_cast<int>(device));
+            if (device == On::Gpu && arch == std::string("mimo2"))
+                continue;  // no kernel for such small heads
             Rig rig(file, 1, 48, device);
             for (const size_t length :
                  {size_t{1}, size_t{2}, size_t{31}, size_t{32}, size_t{33}, text.size()}) {
@@ -159,13 +170,16 @@ TEST_CASE("block draft: the block gets the model's hidden state of the token bef
 
 TEST_CASE("block draft: drafts are the same after any chunks, roll-backs, forks and shared prefixes") {
     for (const char *arch : kDraftArchs)
-        for (uint32_t seed = 0; seed < 4; ++seed) {
+        for (uint32_t seed = 0; seed < 2; ++seed) {
             CAPTURE(arch);
             CAPTURE(seed);
-            const DraftModel model(arch);
+            DraftModel model(arch);
+            const size_t blocks = seed % 2 == 0 ? 1 : 3, drafts = blocks == 1 ? 6 : 3;
+            model.chain(static_cast<int32_t>(blocks));
             const gguf::File file = model.write();
             const std::vector<TokenId> text = text_of(100, seed);
             Rig whole(file, 2, 128);
+            REQUIRE(whole.programs.size() == blocks);
             const auto expected = [&](size_t length) {
                 SingleSequence sequence(whole.executor);
                 REQUIRE(sequence.feed(std::span(text).first(length)));
@@ -177,7 +191,7 @@ TEST_CASE("block draft: drafts are the same after any chunks, roll-backs, forks 
                 const Draft a = rig.draft(sequence, text[length], 6), b = expected(length);
                 CHECK(a.tokens == b.tokens);
                 CHECK(a.probabilities == b.probabilities);
-                CHECK(a.tokens.size() == 6);
+                CHECK(a.tokens.size() == drafts);
             };
             std::mt19937 rng(seed);
             Rig rig(file, 1, 16 + static_cast<int32_t>(seed) * 5);
@@ -213,7 +227,9 @@ TEST_CASE("block draft: drafts made together are those made alone, whatever the 
             CAPTURE(arch);
             CAPTURE(seed);
             const On device = seed < 5 ? On::Cpu : On::Gpu;
-            const DraftModel model(arch);
+            DraftModel model(arch);
+            const int32_t blocks = seed % 2 == 0 ? 1 : 3;
+            model.chain(blocks);
             const gguf::File file = model.write();
             std::mt19937 rng(seed);
             // One rig drafts together, in chunks of three; the other one alone.
@@ -240,7 +256,7 @@ TEST_CASE("block draft: drafts made together are those made alone, whatever the 
                         REQUIRE(alone[i]->feed(more));
                     }
                     const auto last = static_cast<TokenId>(rng() % kDraftVocab);
-                    const auto most = static_cast<int32_t>(1 + rng() % 7);
+                    const auto most = static_cast<int32_t>(1 + rng() % (blocks == 1 ? 7u : 3u));
                     asked.push_back({together[i].get(), last, most});
                     expected.push_back(other.draft(*alone[i], last, most));
                 }
@@ -257,7 +273,8 @@ TEST_CASE("block draft: drafts made together are those made alone, whatever the 
 
 TEST_CASE("block draft: the text is the same as without drafts, alone and in a batch") {
     for (const char *arch : kDraftArchs) {
-        const DraftModel model(arch);
+        DraftModel model(arch);
+        if (arch == std::string("mimo2")) model.chain(3);
         const gguf::File file = model.write();
         for (const On device : {On::Cpu, On::Gpu})
             for (const float temperature : {0.0f, 0.9f}) {
@@ -265,7 +282,7 @@ TEST_CASE("block draft: the text is the same as without drafts, alone and in a b
                 CAPTURE(static_cast<int>(device));
                 CAPTURE(temperature);
                 // The emulator is slow.
-                if (device == On::Gpu && std::string(arch) != (temperature > 0 ? "glm4moe" : "qwen35"))
+                if (device == On::Gpu && std::string(arch) != (temperature > 0 ? "cohere2moe" : "qwen35"))
                     continue;
                 const size_t prompts = device == On::Cpu ? 5 : 2;
                 Executor plain(backend_on(device), model::build(file).program,
@@ -280,17 +297,153 @@ TEST_CASE("block draft: the text is the same as without drafts, alone and in a b
     }
 }
 
-TEST_CASE("block draft: a block that knows the model's rule is always right") {
-    for (const char *arch : kDraftArchs) {
-        CAPTURE(arch);
-        DraftModel model(arch);
-        model.obey_rule();
+TEST_CASE("block draft: blocks that know the model's rule are always right") {
+    for (const char *arch : kDraftArchs)
+        for (const int32_t blocks : {1, 2}) {
+            CAPTURE(arch);
+            CAPTURE(blocks);
+            DraftModel model(arch);
+            model.chain(blocks);
+            model.obey_rule();
+            const gguf::File file = model.write();
+            Rig rig(file);
+            const Texts texts = answers(rig.executor, rig.speculators(1), 3, 0);
+            CHECK(texts.counts.drafted >= (blocks == 1 ? 90 : 70));
+            CHECK(texts.counts.accepted == texts.counts.drafted);
+        }
+}
+
+namespace {
+
+using StateRows = std::vector<std::vector<float>>;
+
+struct Step {
+    TokenId best;
+    std::vector<float> state, logits;  // of the last token
+};
+
+// A block over a whole text; `before`: the states before its tokens.
+Step run_block(const kernels::Program &block, std::span<const TokenId> text, const StateRows &before) {
+    const auto count = static_cast<int32_t>(text.size());
+    const auto backend = kernels::cpu::make_cpu_backend(1);
+    backend->load(block, {.blocks = {4}, .context = kContext}, count);
+    const kernels::Program::Part &part = block.parts.front();
+    const kernels::SlotRows in = backend->exchange(part.in.front());
+    for (size_t i = 0; i < text.size(); ++i)
+        std::ranges::copy(before[i], in.data + static_cast<int64_t>(i) * in.stride);
+    std::vector<int32_t> positions(text.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    const kernels::BlockId table[] = {0, 1, 2, 3};
+    const kernels::SequenceSpan span{0, count, 0, {table}};
+    std::vector<float> logits(text.size() * kDraftVocab);
+    REQUIRE(backend->execute({text, positions, {&span, 1}, positions}, logits));
+    const auto last = std::span(logits).last(kDraftVocab);
+    const kernels::SlotRows out = backend->exchange(part.out.front());
+    const float *state = out.data + (count - 1) * out.stride;
+    return {static_cast<TokenId>(std::ranges::max_element(last) - last.begin()),
+            {state, state + kDraftWidth},
+            {last.begin(), last.end()}};
+}
+
+// The states before the cached tokens of a sequence and the next one.
+StateRows states_before(const Rig &rig, const SingleSequence &sequence) {
+    const cache::SequenceCache &cache = sequence.sequence().cache();
+    StateRows before;
+    for (int32_t p = 0; p <= cache.length(); ++p) {
+        before.emplace_back(kDraftWidth);
+        rig.states->get(cache.table(rig.states->group()), p - 1, before.back());
+    }
+    return before;
+}
+
+}  // namespace
+
+TEST_CASE("block draft: of several blocks, each drafts one token, from the states of those before it") {
+    for (const char *arch : {"mimo2", "glm4moe", "cohere2moe"})
+        for (const int32_t blocks : {1, 3})
+            for (const size_t length : {size_t{1}, size_t{32}, size_t{75}}) {
+                CAPTURE(arch);
+                CAPTURE(blocks);
+                CAPTURE(length);
+                DraftModel model(arch);
+                model.chain(blocks);
+                const gguf::File file = model.write();
+                Rig rig(file, 1, 20);
+                SingleSequence sequence(rig.executor);
+                std::vector<TokenId> text = text_of(length, 3);
+                REQUIRE(sequence.feed(text));
+                text.push_back(9);
+                const Draft draft = rig.draft(sequence, text.back(), 3);
+                REQUIRE(draft.tokens.size() == 3);
+                StateRows before = states_before(rig, sequence);
+                for (size_t k = 0; k < 3; ++k) {
+                    CAPTURE(k);
+                    Step step = run_block(rig.programs[blocks == 1 ? 0 : k], text, before);
+                    CHECK(draft.tokens[k] == step.best);
+                    text.push_back(step.best);
+                    before.push_back(std::move(step.state));
+                }
+            }
+}
+
+TEST_CASE("block draft: the logits of the blocks are llama.cpp's") {
+    struct Peer {
+        const char *arch;
+        size_t blocks, block;
+        std::vector<double> logits;  // the first ones, of the last of 40 tokens
+    };
+    const Peer peers[] = {
+#include "tests/engine/decode/speculation/peer_drafts.inc"
+    };
+    // To give these files to llama.cpp: to the graph of its MTP context, with the states of its own trunk.
+    if (const char *folder = std::getenv("RUNNEL_DRAFT_MODELS"))
+        for (const char *arch : kDraftArchs) {
+            DraftModel model(arch);
+            if (arch == std::string("mimo2")) model.chain(3);
+            model.write();
+            std::filesystem::copy_file(model.path(),
+                                       std::filesystem::path(folder) / (arch + std::string(".gguf")));
+        }
+    std::vector<TokenId> text(40);
+    std::iota(text.begin(), text.end(), 0);
+    for (const Peer &peer : peers) {
+        CAPTURE(peer.arch);
+        CAPTURE(peer.block);
+        DraftModel model(peer.arch);
+        model.chain(static_cast<int32_t>(peer.blocks));
         const gguf::File file = model.write();
         Rig rig(file);
-        const Texts texts = answers(rig.executor, rig.speculators(1), 3, 0);
-        CHECK(texts.counts.drafted >= 90);
-        CHECK(texts.counts.accepted == texts.counts.drafted);
+        SingleSequence sequence(rig.executor);
+        REQUIRE(sequence.feed(std::span(text).first(text.size() - 1)));
+        const Step step = run_block(rig.programs.at(peer.block), text, states_before(rig, sequence));
+        REQUIRE(peer.logits.size() == 8);
+        for (size_t i = 0; i < peer.logits.size(); ++i)
+            CHECK(std::abs(double{step.logits[i]} - peer.logits[i]) < 1e-2);
     }
+}
+
+TEST_CASE("block draft: one that is never right is seldom asked") {
+    DraftModel model("glm4moe");
+    model.obey_rule();
+    // Its output matrix has the model's rows in another order.
+    DraftModel::Values rows = model.tensors.at("output.weight");
+    std::rotate(rows.all.begin(), rows.all.begin() + kDraftWidth, rows.all.end());
+    model.tensors["blk.2.nextn.shared_head_head.weight"] = std::move(rows);
+    const gguf::File file = model.write();
+    Rig rig(file);
+    const auto costs = std::make_shared<SharedCosts>();
+    const MakeSpeculator governed = [&] {
+        std::vector<std::unique_ptr<DraftSource>> sources;
+        sources.push_back(std::make_unique<BlockDraft>(rig.block, false));
+        return std::make_unique<Speculator>(std::move(sources),
+                                            SpeculationOptions{.length = {.most = 5, .branches = 1}}, costs);
+    };
+    const Texts texts = answers(rig.executor, governed, 1, 0, 140);
+    const auto count = static_cast<int64_t>(texts.tokens.at(0).size());
+    REQUIRE(count == 140);
+    CHECK(texts.counts.accepted == 0);
+    // An account of one plain step, and of 0.6% of the passes after it, pays at least 2% of a step for a token.
+    CHECK(texts.counts.drafted <= 50 + count * 6 / 20);
 }
 
 TEST_CASE("block draft: no draft for a sequence that is not cached, or at the end of the context") {
