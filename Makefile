@@ -85,7 +85,7 @@ endif
 isas := $(if $(filter x86_64%,$(shell $(CXX) -dumpmachine)),avx2 avx512)
 without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp) \
   $(if $(isas),,gguf/group_search_avx%)
-all_sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' 2>/dev/null)
+all_sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' -not -path 'kernels/mpi/*' 2>/dev/null)
 sources := $(filter-out $(call without,$(isas)),$(all_sources))
 tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' \
   -not -path tests/fuzz/driver.cpp 2>/dev/null)
@@ -231,6 +231,14 @@ $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunne
 $(BUILD)/bench-masks: $(BUILD)/obj/tests/tools/bench_masks.o $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+# A rank of the tests of the MPI communicator (tests/kernels/mpi_communicator_test.cpp); needs Open MPI.
+mpi_include := $(firstword $(shell mpicxx --showme:incdirs 2>/dev/null))
+mpi_ranks := $(if $(mpi_include),$(BUILD)/mpi-ranks)
+mpi_objects := $(addprefix $(BUILD)/obj/,tests/tools/mpi_ranks.o kernels/mpi/mpi_communicator.o)
+$(mpi_objects): CXXFLAGS += -isystem $(mpi_include)
+$(BUILD)/mpi-ranks: $(mpi_objects) $(BUILD)/obj/kernels/collective.o $(BUILD)/obj/kernels/backend.o
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(addprefix -L,$(shell mpicxx --showme:libdirs)) -lmpi
+
 # The table of the kernels' machine code (scripts/kernel-table).
 $(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/tests/gpu/cubin.o
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
@@ -275,8 +283,8 @@ $(shell mkdir -p $(BUILD) && echo '$(commit)' | cmp -s - $(BUILD)/commit || echo
 $(BUILD)/obj/engine/commands/version.o: $(BUILD)/commit
 $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"'
 
-# (make-model: for the dry run of scripts/gpu-check. Neither it nor runnel-dist is built with sanitizers.)
-test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUILD)/runnel-dist)
+# (make-model: for the dry run of scripts/gpu-check. What the tests only start is not built with sanitizers.)
+test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUILD)/runnel-dist $(mpi_ranks))
 	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
 asan: setup
@@ -344,6 +352,6 @@ format:
 clean:
 	rm -rf build build-asan build-tsan $(FUZZ_BUILD)
 
--include $(BUILD)/obj/tests/gpu/device/main.d $(dist_objects:.o=.d) $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
+-include $(BUILD)/obj/tests/gpu/device/main.d $(dist_objects:.o=.d) $(tools:%.cpp=$(BUILD)/obj/%.d) $(mpi_objects:.o=.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
   $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d) $(demo_units:.o=.d) \
   $(patsubst %.ptx,%.d,$(call ptx_files,$(cuda_kernels)) $(ptx_sample))

@@ -1,0 +1,370 @@
+#include "kernels/mpi/mpi_communicator.h"
+
+#define OMPI_SKIP_MPICXX  // the C++ interface, which MPI has given up
+#include <mpi.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "kernels/collective.h"
+
+namespace runnel::kernels {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Clock = std::chrono::steady_clock;
+
+// Tags: the call of an operation; why a rank has failed; how many operations a rank had called when it ended.
+enum Tag { kCall, kFailure, kEnd };
+
+// Messages of MPI have at most INT_MAX bytes, so larger ones go in pieces.
+constexpr size_t kPiece = size_t{1} << 30;
+
+// How long a job that has failed waits for ranks that do not end.
+constexpr std::chrono::seconds kFailedEnd{2};
+
+void check(int code, const char *what) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    throw BackendError(BackendError::Kind::Failed,
+                       std::string(what) + ": " + std::string(text, static_cast<size_t>(length)));
+}
+
+template <typename T>
+void put(Bytes &bytes, const T &value) {
+    const auto *raw = reinterpret_cast<const std::byte *>(&value);
+    bytes.insert(bytes.end(), raw, raw + sizeof value);
+}
+void put(Bytes &bytes, const std::vector<Call::Message> &messages) {
+    put(bytes, messages.size());
+    for (const Call::Message &message : messages) put(bytes, message.rank), put(bytes, message.bytes);
+}
+void put(Bytes &bytes, const Bytes &more) {
+    put(bytes, more.size());
+    bytes.insert(bytes.end(), more.begin(), more.end());
+}
+
+// Reads what put() wrote. The ranks of a job run one program, which the ranks compare when they start.
+class Reader {
+  public:
+    explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+    template <typename T>
+    T value() {
+        T result;
+        std::memcpy(&result, rest_.data(), sizeof result);
+        rest_ = rest_.subspan(sizeof result);
+        return result;
+    }
+    std::vector<Call::Message> messages() {
+        std::vector<Call::Message> all(value<size_t>());
+        for (Call::Message &message : all) message = {value<int>(), value<size_t>()};
+        return all;
+    }
+    void bytes(Bytes &into) {
+        const auto size = value<size_t>();
+        into.assign(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(size));
+        rest_ = rest_.subspan(size);
+    }
+
+  private:
+    std::span<const std::byte> rest_;
+};
+
+// The call as rank `to` sees it.
+void pack(const Call &call, int to, Bytes &into) {
+    into.clear();
+    put(into, call.kind), put(into, call.root);
+    put(into, call.sizes.size());
+    for (const size_t size : call.sizes) put(into, size);
+    put(into, call.sends), put(into, call.receives);
+    put(into, call.to_all);
+    put(into, call.to_rank[static_cast<size_t>(to)]);
+}
+
+// The call of another rank, as rank `me` sees it, of `size` ranks.
+void unpack(std::span<const std::byte> from, int me, int size, Call &call) {
+    Reader reader(from);
+    call.reset(size);
+    call.kind = reader.value<Call::Kind>();
+    call.root = reader.value<int>();
+    call.sizes.resize(reader.value<size_t>());
+    for (size_t &bytes : call.sizes) bytes = reader.value<size_t>();
+    call.sends = reader.messages();
+    call.receives = reader.messages();
+    reader.bytes(call.to_all);
+    reader.bytes(call.to_rank[static_cast<size_t>(me)]);
+}
+
+class MpiCommunicator final : public MeetingCommunicator {
+  public:
+    MpiCommunicator(MPI_Comm comm, std::chrono::milliseconds deadline, bool &failed)
+        : comm_(comm), deadline_(deadline), job_failed_(failed) {
+        MPI_Comm_rank(comm_, &rank_);
+        MPI_Comm_size(comm_, &size_);
+        const auto ranks = static_cast<size_t>(size_);
+        calls_.resize(ranks);
+        outgoing_.resize(ranks);
+        incoming_.resize(ranks);
+        ended_.resize(ranks);
+    }
+    ~MpiCommunicator() override {
+        leave();
+        // After a failure, MPI may still read and write these, for as long as the process lives. (The MPI_Comm stays as
+        // well: MPI_Comm_free() would wait for the other ranks.)
+        if (failure_) new std::pair(std::move(outgoing_), std::move(incoming_));
+    }
+
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+
+    void abort(const std::string &why) noexcept override {
+        const std::lock_guard lock(mutex_);
+        if (abort_) return;
+        try {
+            abort_ = rank_name(rank_) + ": " + why;
+        } catch (const std::exception &) {  // out of memory
+            abort_.emplace();
+        }
+        aborted_ = true;
+    }
+
+  private:
+    struct Incoming {
+        Bytes bytes;
+        size_t pieces = 0;  // received
+        MPI_Request request = MPI_REQUEST_NULL;
+        bool done = false;
+    };
+
+    Call &next_call() override {
+        look_for_failures();
+        Call &call = calls_[static_cast<size_t>(rank_)];
+        call.reset(size_);
+        return call;
+    }
+
+    std::vector<const Call *> meet() override {
+        const uint64_t operation = called_++;
+        send_call();
+        for (Incoming &from : incoming_) from = {std::move(from.bytes), 0, MPI_REQUEST_NULL, false};
+        const auto end = Clock::now() + deadline_;
+        for (int looks = 0; !progress(); ++looks) {
+            look_for_failures();
+            look_for_ends(operation);
+            if (Clock::now() > end)
+                fail(rank_name(*missing()) + " did not reach " + name(operation) + " within " +
+                     std::to_string(deadline_.count()) + " ms");
+            if (looks > 100) std::this_thread::yield();
+        }
+        std::vector<const Call *> all;
+        for (int r = 0; r < size_; ++r) {
+            Call &call = calls_[static_cast<size_t>(r)];
+            if (r != rank_) unpack(incoming_[static_cast<size_t>(r)].bytes, rank_, size_, call);
+            all.push_back(&call);
+        }
+        if (const std::string differs = disagreement(all); !differs.empty())
+            fail(differs + " (" + name(operation) + ")");
+        return all;
+    }
+
+    static std::string name(uint64_t operation) { return "operation " + std::to_string(operation + 1); }
+
+    // Starts to send this rank's call to all others, in pieces; one of less than kPiece bytes, which may be 0, is the last.
+    void send_call() {
+        for (int to = 0; to < size_; ++to) {
+            if (to == rank_) continue;
+            Bytes &bytes = outgoing_[static_cast<size_t>(to)];
+            pack(calls_[static_cast<size_t>(rank_)], to, bytes);
+            for (size_t at = 0;; at += kPiece) {
+                const size_t count = std::min(kPiece, bytes.size() - at);
+                sends_.emplace_back();
+                check(MPI_Isend(bytes.data() + at, static_cast<int>(count), MPI_BYTE, to, kCall, comm_,
+                                &sends_.back()),
+                      "MPI_Isend");
+                if (count < kPiece) break;
+            }
+        }
+    }
+
+    // Whether everything of this operation has been sent and received.
+    bool progress() {
+        bool all = true;
+        for (int from = 0; from < size_; ++from)
+            if (from != rank_ && !receive(from)) all = false;
+        int sent = 1;
+        if (!sends_.empty())
+            check(MPI_Testall(static_cast<int>(sends_.size()), sends_.data(), &sent, MPI_STATUSES_IGNORE),
+                  "MPI_Testall");
+        if (!all || !sent) return false;
+        sends_.clear();
+        return true;
+    }
+
+    // Whether the call of rank `from` is here.
+    bool receive(int from) {
+        Incoming &in = incoming_[static_cast<size_t>(from)];
+        while (!in.done) {
+            if (in.request == MPI_REQUEST_NULL) {
+                int found = 0, count = 0;
+                MPI_Message message;
+                MPI_Status status;
+                check(MPI_Improbe(from, kCall, comm_, &found, &message, &status), "MPI_Improbe");
+                if (!found) return false;
+                MPI_Get_count(&status, MPI_BYTE, &count);
+                const size_t at = in.pieces * kPiece;
+                in.bytes.resize(at + static_cast<size_t>(count));
+                check(MPI_Imrecv(in.bytes.data() + at, count, MPI_BYTE, &message, &in.request), "MPI_Imrecv");
+            }
+            int here = 0;
+            check(MPI_Test(&in.request, &here, MPI_STATUS_IGNORE), "MPI_Test");
+            if (!here) return false;
+            ++in.pieces;
+            in.done = in.bytes.size() < in.pieces * kPiece;
+        }
+        return true;
+    }
+
+    std::optional<int> missing() const {
+        for (int r = 0; r < size_; ++r)
+            if (r != rank_ && !incoming_[static_cast<size_t>(r)].done) return r;
+        return std::nullopt;
+    }
+
+    // Throws if this rank or another one has failed.
+    void look_for_failures() {
+        if (failure_) throw_failure();
+        if (aborted_) {
+            const std::lock_guard lock(mutex_);
+            fail(*abort_);
+        }
+        int found = 0;
+        MPI_Status status;
+        check(MPI_Iprobe(MPI_ANY_SOURCE, kFailure, comm_, &found, &status), "MPI_Iprobe");
+        if (!found) return;
+        int count = 0;
+        MPI_Get_count(&status, MPI_BYTE, &count);
+        std::string why(static_cast<size_t>(count), ' ');
+        check(MPI_Recv(why.data(), count, MPI_BYTE, status.MPI_SOURCE, kFailure, comm_, MPI_STATUS_IGNORE),
+              "MPI_Recv");
+        failure_ = why;
+        job_failed_ = true;
+        throw_failure();
+    }
+
+    // Throws if a rank has ended without calling `operation`.
+    void look_for_ends(uint64_t operation) {
+        int found = 0;
+        MPI_Status status;
+        check(MPI_Iprobe(MPI_ANY_SOURCE, kEnd, comm_, &found, &status), "MPI_Iprobe");
+        if (found) {
+            uint64_t called = 0;
+            check(MPI_Recv(&called, 1, MPI_UINT64_T, status.MPI_SOURCE, kEnd, comm_, MPI_STATUS_IGNORE),
+                  "MPI_Recv");
+            ended_[static_cast<size_t>(status.MPI_SOURCE)] = called;
+        }
+        for (int r = 0; r < size_; ++r)
+            if (const auto called = ended_[static_cast<size_t>(r)]; called && *called <= operation)
+                fail(rank_name(r) + " ended before " + name(operation));
+    }
+
+    // Tells the other ranks, and throws.
+    [[noreturn]] void fail(const std::string &why) {
+        failure_ = why;
+        job_failed_ = true;
+        for (int to = 0; to < size_; ++to)
+            if (to != rank_) {
+                notices_.emplace_back();
+                MPI_Isend(failure_->data(), static_cast<int>(failure_->size()), MPI_BYTE, to, kFailure, comm_,
+                          &notices_.back());
+            }
+        settle(std::chrono::milliseconds(200));
+        throw_failure();
+    }
+    [[noreturn]] void throw_failure() const {
+        throw BackendError(BackendError::Kind::Failed, failure_->empty() ? "a rank failed" : *failure_);
+    }
+
+    // Lets notices go out, for at most `time`: small messages leave at once.
+    void settle(std::chrono::milliseconds time) noexcept {
+        int done = 0;
+        for (const auto end = Clock::now() + time; !done && Clock::now() < end; std::this_thread::yield())
+            MPI_Testall(static_cast<int>(notices_.size()), notices_.data(), &done, MPI_STATUSES_IGNORE);
+        if (done) notices_.clear();
+    }
+
+    // This rank calls no operation any more.
+    void leave() noexcept {
+        if (failure_) return;  // the others know
+        end_ = called_;
+        for (int to = 0; to < size_; ++to)
+            if (to != rank_) {
+                notices_.emplace_back();
+                MPI_Isend(&end_, 1, MPI_UINT64_T, to, kEnd, comm_, &notices_.back());
+            }
+        settle(std::chrono::milliseconds(200));
+    }
+
+    const MPI_Comm comm_;
+    const std::chrono::milliseconds deadline_;
+    bool &job_failed_;
+    int rank_ = 0, size_ = 1;
+    uint64_t called_ = 0;  // number of operations
+    uint64_t end_ = 0;
+    std::vector<Call> calls_;                     // by rank
+    std::vector<Bytes> outgoing_;                 // by rank
+    std::vector<Incoming> incoming_;              // by rank
+    std::vector<std::optional<uint64_t>> ended_;  // by rank: the number of operations it had called
+    std::vector<MPI_Request> sends_, notices_;
+    std::optional<std::string> failure_;
+    std::mutex mutex_;  // of abort_
+    std::optional<std::string> abort_;
+    std::atomic<bool> aborted_ = false;
+};
+
+}  // namespace
+
+MpiSession::MpiSession() {
+    int started = 0;
+    MPI_Initialized(&started);
+    if (started)
+        throw BackendError(BackendError::Kind::Failed, "MPI has been started before in this process");
+    int provided = 0;
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS ||
+        provided < MPI_THREAD_FUNNELED)
+        throw BackendError(BackendError::Kind::Failed, "MPI cannot be used from a program with threads");
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+}
+
+MpiSession::~MpiSession() {
+    int all_end = 1;
+    if (failed_) {
+        MPI_Request request;
+        MPI_Ibarrier(MPI_COMM_WORLD, &request);
+        all_end = 0;
+        for (const auto end = Clock::now() + kFailedEnd; !all_end && Clock::now() < end;
+             std::this_thread::yield())
+            MPI_Test(&request, &all_end, MPI_STATUS_IGNORE);
+    }
+    if (all_end)
+        MPI_Finalize();
+    else
+        MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+std::unique_ptr<Communicator> MpiSession::communicator(std::chrono::milliseconds deadline) {
+    MPI_Comm comm;
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    return std::make_unique<MpiCommunicator>(comm, deadline, failed_);
+}
+
+}  // namespace runnel::kernels
