@@ -33,20 +33,28 @@ TensorRank::TensorRank(Backend &device, Communicator &communicator, const Tensor
             received_.insert(part.out.begin(), part.out.end());
 }
 
-// Calls f; if it throws, the other ranks learn of it.
+// Calls f and keeps what it throws.
 template <typename F>
 auto TensorRank::on_device(F &&f) {
     try {
         return f();
-    } catch (const std::exception &error) {
+    } catch (...) {
         error_ = std::current_exception();
-        communicator_.abort(error.what());
         throw;
     }
 }
 
 bool TensorRank::execute(const Batch &batch, std::span<float> logits) {
     error_ = nullptr;
+    try {
+        return run(batch, logits);
+    } catch (const std::exception &error) {
+        communicator_.abort(error.what());  // the other ranks must not wait for this one
+        throw;
+    }
+}
+
+bool TensorRank::run(const Batch &batch, std::span<float> logits) {
     const bool last = static_cast<size_t>(batch.part) + 1 == tensor_.part_ends.size();
     const size_t rows = last && !tensor_.vocabulary.empty() ? batch.logit_rows.size() : 0;
     const std::span<float> own = on_device([&] {

@@ -28,6 +28,7 @@ class TensorRank {
   private:
     template <typename F>
     auto on_device(F &&f);
+    bool run(const Batch &batch, std::span<float> logits);
     bool run_stages(const Batch &batch, std::span<float> logits);
     bool gather(const Gather &gather, size_t tokens, bool cancelled);
     void give_logits(size_t rows, std::span<float> logits);

@@ -1,7 +1,6 @@
 // A program cut by rows gives the bits of one device, for any number of ranks, shares and formats.
 #include <doctest/doctest.h>
 
-#include <mutex>
 #include <string>
 
 #include "kernels/cpu/cpu_backend.h"
@@ -28,41 +27,12 @@ namespace {
 using Ranks = std::vector<std::unique_ptr<Backend>>;
 using Shares = std::vector<double>;
 
-// The emulator of GPUs serves one thread at a time.
-class OneAtATime final : public ForwardingBackend {
-  public:
-    explicit OneAtATime(std::unique_ptr<Backend> device) : ForwardingBackend(std::move(device)) {}
-    void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
-        const std::lock_guard lock(mutex_);
-        ForwardingBackend::load(program, cache, max_tokens);
-    }
-    bool execute(const Batch &batch, std::span<float> logits) override {
-        const std::lock_guard lock(mutex_);
-        return ForwardingBackend::execute(batch, logits);
-    }
-    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
-        const std::lock_guard lock(mutex_);
-        ForwardingBackend::copy_blocks(group, copies);
-    }
-    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
-        const std::lock_guard lock(mutex_);
-        ForwardingBackend::read_block(group, block, bytes);
-    }
-    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
-        const std::lock_guard lock(mutex_);
-        ForwardingBackend::write_block(group, block, bytes);
-    }
-
-  private:
-    static inline std::mutex mutex_;
-};
-
 using MakeDevice = std::unique_ptr<Backend> (*)(int number);
 std::unique_ptr<Backend> one_cpu(int number) {
     return cpu::make_cpu_backend(1 + number % 2);
 }
 std::unique_ptr<Backend> one_gpu(int number) {
-    return std::make_unique<OneAtATime>(cuda::make_cuda_backend(number));
+    return cuda::make_cuda_backend(number);
 }
 
 struct Gpus {
