@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/partition.h"
 #include "kernels/split_program.h"
 
 namespace runnel::kernels {
@@ -46,19 +47,7 @@ class SplitBackend final : public Backend {
     }
 
     DeviceInfo info() const override {
-        DeviceInfo all;
-        std::vector<std::pair<std::string, int>> names;  // and how many devices in a row have it
-        for (const auto &device : devices_) {
-            const DeviceInfo info = device->info();
-            if (names.empty() || names.back().first != info.name) names.emplace_back(info.name, 0);
-            ++names.back().second;
-            all.kind += (all.kind.empty() ? "" : "+") + info.kind;
-            all.memory_total += info.memory_total;
-            all.memory_free += info.memory_free;
-        }
-        for (const auto &[name, count] : names)
-            all.name +=
-                (all.name.empty() ? "" : " and ") + (count > 1 ? std::to_string(count) + " x " : "") + name;
+        DeviceInfo all = joined_info(devices_);
         for (const Program &partition : split_.programs) all.kind += " [" + cached_layers(partition) + "]";
         return all;
     }

@@ -4,14 +4,11 @@
 #include <cassert>
 #include <optional>
 
+#include "kernels/partition.h"
 #include "kernels/steps.h"
 
 namespace runnel::kernels {
 namespace {
-
-void insert(std::vector<Slot> &slots, Slot slot) {
-    if (std::find(slots.begin(), slots.end(), slot) == slots.end()) slots.push_back(slot);
-}
 
 // Moves every Attention to the device of the first Attention with the same cache layer.
 std::vector<uint8_t> with_shared_cache(const Program &program, std::span<const uint8_t> device) {
@@ -72,7 +69,7 @@ class Splitter {
             const auto writer = states_[static_cast<size_t>(slot)].writer;
             assert(writer);
             const SplitProgram::Stage &from = split_.stages[*writer];
-            insert(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
+            insert_once(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
             split_.outside[slot] = from.device;
         }
     }
@@ -108,38 +105,10 @@ class Splitter {
         }
         if (!state.writer) return;
         const SplitProgram::Stage &from = split_.stages[*state.writer];
-        insert(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
+        insert_once(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
         split_.programs[device].parts.back().in.push_back(slot);
         split_.stages.back().from.push_back(from.device);
         state.valid[device] = true;
-    }
-
-    void drop_unused(Program &partition) const {
-        std::vector<bool> slots(partition.slots.size()), weights(partition.weights.size()),
-            layers(partition.cache_layers.size()), ropes(partition.ropes.size()),
-            states(partition.state_layers.size());
-        const auto mark = [](std::vector<bool> &used) {
-            return [&used](int32_t id) {
-                if (id >= 0) used[static_cast<size_t>(id)] = true;
-            };
-        };
-        for (const Step &step : partition.steps) {
-            visit_slots(step, mark(slots), mark(slots));
-            visit_weights(step, mark(weights));
-            visit_caches(step, [&](const CacheUse &use) { mark(layers)(use.cache); });
-            visit_ropes(step, mark(ropes));
-            visit_states(step, mark(states));
-        }
-        for (size_t i = 0; i < slots.size(); ++i)
-            if (!slots[i]) partition.slots[i].width = 0;
-        for (size_t i = 0; i < weights.size(); ++i)
-            if (!weights[i]) partition.weights[i].rows = partition.weights[i].cols = 0;
-        for (size_t i = 0; i < layers.size(); ++i)
-            if (!layers[i]) partition.cache_layers[i].kv_heads = 0;
-        for (size_t i = 0; i < states.size(); ++i)
-            if (!states[i]) partition.state_layers[i].floats = 0;
-        for (size_t i = 0; i < ropes.size(); ++i)
-            if (!ropes[i]) partition.ropes[i].inv_freq.clear();
     }
 
     std::vector<State> states_;  // per slot

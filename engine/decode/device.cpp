@@ -84,12 +84,17 @@ bool is_device_name(const std::string &name) {
 
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found) {
     const std::optional<int64_t> wanted = request.placement.gpu_layers;
-    if (request.device == found.cpu->name() || (wanted && *wanted <= 0)) return {};
+    const bool tensor = request.split == Split::Tensor;
+    if (request.device == found.cpu->name() || (wanted && *wanted <= 0)) {
+        if (tensor) fail_choice("--split tensor needs several GPUs, but nothing is to run on a GPU");
+        return {};
+    }
     const bool required = request.device != "auto", any = !required || request.device == found.gpu_kind;
     std::vector<kernels::DevicePtr> gpus = found.gpus;
     if (!any) gpus = gpus_named(names_in(request.device), found);
     if (gpus.empty() && required)
         fail_choice("--device " + request.device + ": " + how_many(found) + " (--device cpu needs no GPU)");
+    if (tensor && gpus.empty()) fail_choice("--split tensor needs several GPUs, but " + how_many(found));
     if (gpus.empty()) return {.note = wanted ? how_many(found) + ": everything runs on the CPU" : ""};
     if (request.split == Split::None) return {.gpus = {most_memory(std::move(gpus))}, .required = required};
     const size_t shares = request.placement.shares.size();
@@ -97,9 +102,13 @@ DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices 
         fail_choice("--tensor-split has " + std::to_string(shares) + " shares, but " +
                     (any ? how_many(found) : "--device names " + std::to_string(gpus.size())));
     if (shares > 0) gpus.resize(shares);
-    const bool fixed = shares > 0 || (!any && gpus.size() > 1);
+    if (tensor && gpus.size() < 2)
+        fail_choice("--split tensor needs several GPUs, but " + (shares > 0 ? "--tensor-split has one share"
+                                                                 : any      ? how_many(found)
+                                                                            : "--device names one"));
+    const bool fixed = tensor || shares > 0 || (!any && gpus.size() > 1);
     if (!fixed) sort_fastest_first(gpus);
-    return {.gpus = std::move(gpus), .required = required || shares > 0, .fixed = fixed};
+    return {.gpus = std::move(gpus), .required = required || tensor || shares > 0, .fixed = fixed};
 }
 
 }  // namespace runnel::decode

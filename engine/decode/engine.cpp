@@ -9,6 +9,7 @@
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
 #include "engine/decode/gpu_selection.h"
+#include "engine/decode/tensor_plan.h"
 #include "engine/model/draft_block.h"
 #include "engine/model/first_layers.h"
 #include "engine/model/notes.h"
@@ -17,6 +18,7 @@
 #include "kernels/device.h"
 #include "kernels/split_backend.h"
 #include "kernels/steps.h"
+#include "kernels/tensor_backend.h"
 
 namespace runnel::decode {
 namespace {
@@ -91,9 +93,11 @@ void Engine::start(const EngineOptions &options) {
     cpu_ = kernels::cpu_device(options.threads);
     devices_ = {cpu_};
     DeviceChoice choice;
-    if (options.device.device != cpu_->name())  // listing GPUs takes a moment
+    const bool tensor = options.device.split == Split::Tensor;
+    if (tensor || options.device.device != cpu_->name())  // listing GPUs takes a moment
         choice = choose_device(options.device, kernels::devices(options.threads));
     if (!choice.note.empty()) notes_.push_back(choice.note);
+    if (tensor) return start_tensor_split(options, choice);
     if (!choice.gpus.empty()) {
         const auto pass_over = [&](const std::string &why) {
             devices_ = {cpu_};
@@ -141,6 +145,23 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
         notes_.push_back(placement_ + ": " + has + std::to_string(gpu_free >> 20) + " MiB free");
     start_executor(options, plan->context);
     return true;
+}
+
+void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice &choice) {
+    if (draft_block_) {
+        no_draft_block_ = "the next-token-prediction block does not work with --split tensor";
+        draft_block_.reset();
+    }
+    TensorPlan plan =
+        plan_tensor_split(model_.program, choice.gpus, options.device.placement, context_request(options));
+    tensor_shares_ = std::move(plan.shares);
+    devices_ = choice.gpus;
+    for (const kernels::DevicePtr &gpu : devices_)
+        if (std::string note = gpu->note(); !note.empty()) notes_.push_back(std::move(note));
+    placement_ =
+        "all layers on " + std::to_string(devices_.size()) + " GPUs, each with some rows of every matrix";
+    devices_.push_back(cpu_);
+    start_executor(options, plan.context);
 }
 
 // Reserves room for the program that runs next to the model, unless layers would have to move to the CPU.
@@ -244,6 +265,11 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
         backends.push_back(device->backend());
         backends.back()->on_load(progress_);
         names.push_back(device->name());
+    }
+    if (!tensor_shares_.empty()) {
+        auto tensor = kernels::make_tensor_backend(std::move(backends), tensor_shares_, std::move(names));
+        tensor->on_load(progress_);
+        return tensor;
     }
     if (backends.size() == 1) return std::move(backends.front());
     return kernels::make_split_backend(

@@ -100,6 +100,7 @@ class Engine {
     void find_draft_block(const EngineOptions &options);
     void start(const EngineOptions &options);
     bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
+    void start_tensor_split(const EngineOptions &options, const DeviceChoice &choice);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
     ContextRequest context_request(const EngineOptions &options) const;
     int32_t kept_windows(const EngineOptions &options, const ContextPlan &plan) const;
@@ -117,7 +118,8 @@ class Engine {
     DeviceList devices_;  // the GPUs in use, if any, and then the CPU
     std::string placement_ = "all layers on the CPU";
     Placement on_gpus_;
-    bool divided_ = false;  // the layers run partly on GPUs and partly on the CPU
+    std::vector<double> tensor_shares_;  // with --split tensor: of the GPUs
+    bool divided_ = false;               // the layers run partly on GPUs and partly on the CPU
     kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;
     std::vector<std::pair<TokenId, float>> never_;  // biases that forbid ids without a token

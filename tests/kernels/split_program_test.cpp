@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <cstring>
 #include <numeric>
 #include <random>
 #include <string>
@@ -13,19 +12,24 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/runtime/memory_need.h"
-#include "kernels/forwarding_backend.h"
 #include "kernels/split_backend.h"
 #include "tests/simt/simt.h"
+#include "tests/support/program_runs.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
 using namespace runnel::kernels;
+using tests::CancellingBackend;
+using tests::kBlocks;
+using tests::kMaxTokens;
+using tests::random_tokens;
+using tests::run;
+using tests::run_branch;
+using tests::same;
 using tests::TinyProgram;
 using tests::TinyShape;
 
 namespace {
-
-constexpr int32_t kBlocks = 4, kMaxTokens = 40;
 
 // Makes device number `number` of several.
 using MakeDevice = std::unique_ptr<Backend> (*)(int number);
@@ -44,37 +48,6 @@ struct Gpus {
     explicit Gpus(int count) { simt::settings().devices = count; }
     ~Gpus() { simt::settings() = {}; }
 };
-
-// Logits of all tokens, fed in chunks.
-std::vector<float> run(Backend &backend, const Program &program, std::span<const int32_t> tokens,
-                       size_t chunk, int32_t past = 0) {
-    std::vector<float> all;
-    std::vector<BlockId> table(kBlocks);
-    std::iota(table.rbegin(), table.rend(), 0);
-    for (size_t at = 0; at < tokens.size(); at += chunk) {
-        const auto part = tokens.subspan(at, std::min(chunk, tokens.size() - at));
-        const int32_t first = past + static_cast<int32_t>(at);
-        std::vector<int32_t> positions(part.size()), rows(part.size());
-        std::iota(positions.begin(), positions.end(), first);
-        std::iota(rows.begin(), rows.end(), 0);
-        const SequenceSpan span{0, static_cast<int32_t>(part.size()), first, {table}};
-        std::vector<float> logits(part.size() * static_cast<size_t>(program.vocab), 12345);
-        REQUIRE(backend.execute({part, positions, {&span, 1}, rows}, logits));
-        all.insert(all.end(), logits.begin(), logits.end());
-    }
-    return all;
-}
-
-std::vector<int32_t> random_tokens(size_t count, uint32_t seed) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> tokens(count);
-    for (int32_t &t : tokens) t = static_cast<int32_t>(random() % 50);
-    return tokens;
-}
-
-bool same(const std::vector<float> &a, const std::vector<float> &b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 // Assigns runs of steps to random devices.
 std::vector<uint8_t> random_assignment(const Program &program, uint32_t seed, uint32_t devices) {
@@ -106,20 +79,6 @@ std::vector<uint8_t> in_three(const Program &program) {
     return device;
 }
 
-// While `armed`, cancels every batch that it gets.
-class CancellingBackend final : public ForwardingBackend {
-  public:
-    CancellingBackend(std::unique_ptr<Backend> device, std::atomic<bool> &armed, std::atomic<bool> &cancel)
-        : ForwardingBackend(std::move(device)), armed_(armed), cancel_(cancel) {}
-    bool execute(const Batch &batch, std::span<float> logits) override {
-        if (armed_) cancel_ = true;
-        return ForwardingBackend::execute(batch, logits);
-    }
-
-  private:
-    std::atomic<bool> &armed_, &cancel_;
-};
-
 // Bytes of the rows that cross devices in a batch of `tokens` tokens.
 uint64_t crossing_bytes(const Program &program, std::span<const uint8_t> device, uint32_t devices,
                         uint64_t tokens) {
@@ -131,26 +90,6 @@ uint64_t crossing_bytes(const Program &program, std::span<const uint8_t> device,
             bytes += tokens * static_cast<uint64_t>(cuda::stride_of(width)) * sizeof(float);
         }
     return bytes;
-}
-
-// Logits of a draft tree after the first `past` tokens, which fill block 3 - past / 32 and those after
-// it (run()): a sequence continues with six tokens, and a branch, in another block, with the first three
-// of them and two of its own.
-std::vector<float> run_branch(Backend &backend, const Program &program, std::span<const int32_t> tokens,
-                              int32_t past) {
-    std::vector<BlockId> table(kBlocks), other;
-    std::iota(table.rbegin(), table.rend(), 0);
-    other = table;
-    const auto last = static_cast<size_t>(past / kBlockTokens);
-    other[last] = 0;
-    backend.copy_blocks(0, std::vector<BlockCopy>{{table[last], 0}});
-    std::vector<int32_t> positions, rows(8);
-    for (const int32_t i : {0, 1, 2, 3, 4, 5, 3, 4}) positions.push_back(past + i);
-    std::iota(rows.begin(), rows.end(), 0);
-    const SequenceSpan spans[] = {{0, 6, past, {table}}, {6, 2, past + 3, {other}, 3, 0}};
-    std::vector<float> logits(8 * static_cast<size_t>(program.vocab), 12345);
-    REQUIRE(backend.execute({tokens.first(8), positions, spans, rows}, logits));
-    return logits;
 }
 
 void check_splits(const Program &program, MakeDevice make, uint32_t seed, int rounds,

@@ -391,7 +391,10 @@ void Stream::wait_for(const Event &event) {
 void Stream::wait() {
     expect_alive("running kernels");
     if (get().capturing) throw simt::Violation("the host waits for a stream that records a graph");
-    ++simt::host_traffic().waits;
+    {
+        const std::lock_guard hold(device_lock());
+        ++simt::host_traffic().waits;
+    }
     get().queue->run_until([] { return false; });
 }
 

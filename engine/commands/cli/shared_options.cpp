@@ -150,17 +150,21 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
              [&o](const std::string &text) { o.gpu_layers = layers_in(text); })
         .by_default(o.gpu_layers);
     table
-        .choice(
-            "--split,-sm,--split-mode", o.split,
-            {{"layer", decode::Split::Layer}, {"none", decode::Split::None}},
-            "several GPUs: layer (each GPU runs some of the layers, if one cannot hold all), none (one GPU)")
+        .choice("--split,-sm,--split-mode", o.split,
+                {{"layer", decode::Split::Layer},
+                 {"tensor", decode::Split::Tensor},
+                 {"none", decode::Split::None}},
+                "several GPUs: layer (each GPU runs some of the layers, if one cannot hold all), tensor "
+                "(each computes some "
+                "rows of every layer), none (one GPU)")
         .takes("HOW")
         .rare();
     table
-        .add(
-            "--tensor-split,-ts", "SHARES",
-            "shares of the layers, by GPU: 3,1; otherwise the fastest GPU gets as many as fit, then the next",
-            [&o](const std::string &text) { o.tensor_split = shares_in(text); })
+        .add("--tensor-split,-ts", "SHARES",
+             "shares of the layers, by GPU: 3,1; otherwise the fastest GPU gets as many as fit, then the "
+             "next; with --split "
+             "tensor: of the rows",
+             [&o](const std::string &text) { o.tensor_split = shares_in(text); })
         .rare();
     table.flag("-cmoe,--cpu-moe", o.cpu_moe, "experts stay on the CPU").rare();
     table

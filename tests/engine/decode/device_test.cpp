@@ -219,3 +219,33 @@ TEST_CASE("device: a model gives the same greedy text on the GPU as on the CPU")
         CHECK(text[0] == text[1]);
     }
 }
+
+TEST_CASE("device: --split tensor takes all GPUs that are allowed, in order, and refuses fewer than two") {
+    using decode::Split;
+    const auto chosen = [](const std::string &device, std::vector<double> of_gpus,
+                           const kernels::Devices &found) {
+        return choose_device({device, {{}, {}, std::move(of_gpus)}, Split::Tensor}, found);
+    };
+    const auto refusal = [&](const std::string &device, std::vector<double> of_gpus,
+                             const kernels::Devices &found) -> std::string {
+        try {
+            return "accepted: " + name_of(chosen(device, std::move(of_gpus), found));
+        } catch (const kernels::BackendError &error) {
+            return error.what();
+        }
+    };
+    for (const char *device : {"auto", "cuda"}) {
+        const decode::DeviceChoice choice = chosen(device, {}, kTwo);
+        CHECK(name_of(choice) == "cuda:0 cuda:1");
+        CHECK(choice.required);
+        CHECK(choice.fixed);
+    }
+    CHECK(name_of(chosen("cuda:1,cuda:0", {3, 1}, kTwo)) == "cuda:1 cuda:0");
+    CHECK(refusal("cpu", {}, kTwo) == "--split tensor needs several GPUs, but nothing is to run on a GPU");
+    CHECK(refusal("auto", {}, kNone) == "--split tensor needs several GPUs, but no NVIDIA driver was found");
+    CHECK(refusal("cuda:1", {}, kTwo) == "--split tensor needs several GPUs, but --device names one");
+    CHECK(refusal("auto", {1}, kTwo) ==
+          "--split tensor needs several GPUs, but --tensor-split has one share");
+    const kernels::Devices single = toys({{100, [] { return size_t{10}; }}});
+    CHECK(refusal("auto", {}, single) == "--split tensor needs several GPUs, but there is only one GPU");
+}

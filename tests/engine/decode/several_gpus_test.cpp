@@ -45,6 +45,12 @@ EngineOptions options_for(const TemporaryModel &model, std::vector<double> share
     return options;
 }
 
+EngineOptions tensor_options(const TemporaryModel &model, std::vector<double> shares) {
+    EngineOptions options = options_for(model, std::move(shares));
+    options.device.split = Split::Tensor;
+    return options;
+}
+
 bool same(const std::vector<float> &a, const std::vector<float> &b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -93,12 +99,93 @@ TEST_CASE("several GPUs: two to eight give the bits of one, in every kind of fam
     }
 }
 
+TEST_CASE("several GPUs: cut by rows, two to eight give the bits of one, in every kind of family") {
+    using enum kernels::CacheType;
+    struct Case {
+        const char *arch;
+        int32_t layers, gpus;
+        CacheTypes types;
+    };
+    for (const auto &[arch, layers, gpus, types] :
+         {Case{"llama", 2, 8, {Q4_0, FP8}}, Case{"qwen3moe", 1, 2, {Q8_0, Q8_0}},
+          Case{"gemma3", 6, 2, {F16, F16}}, Case{"deepseek2-lite", 1, 3, {F16, F16}},
+          Case{"qwen35", 4, 3, {F16, F16}}}) {
+        CAPTURE(arch);
+        CAPTURE(gpus);
+        const Gpus emulated(gpus);
+        ModelShape shape = shape_of(arch, layers);
+        shape.heads = 4, shape.kv_heads = 2;
+        const TemporaryModel model(shape);
+        EngineOptions options = options_for(model);
+        options.cache.types = types;
+        options.device.device = "cuda:0";
+        Engine one(options);
+        const ComputedText expected = compute(one);
+        options.device = {"cuda", {}, Split::Tensor};
+        if (gpus == 3) options.device.placement.shares = {1, 0, 2};
+        Engine several(options);
+        CHECK(several.placement() ==
+              "all layers on " + std::to_string(gpus) + " GPUs, each with some rows of every matrix");
+        CHECK(several.executor().device().kind.starts_with("cuda+cuda"));
+        const ComputedText got = compute(several);
+        CHECK(same(got.logits, expected.logits));
+        CHECK(same(got.last, expected.last));
+        CHECK(got.greedy == expected.greedy);
+    }
+}
+
+TEST_CASE(
+    "several GPUs: a model that one GPU cannot hold fits two by rows; what does not fit or work is refused") {
+    Gpus emulated(2);
+    ModelShape shape = shape_of("llama", 4);
+    shape.width = 256, shape.ff = 1024, shape.heads = 8, shape.kv_heads = 4;
+    const TemporaryModel model(shape);
+    const auto error_of = [](const EngineOptions &options) -> std::string {
+        try {
+            Engine engine(options);
+        } catch (const std::runtime_error &error) {
+            return error.what();
+        }
+        return "";
+    };
+    EngineOptions one = options_for(model);
+    one.device.device = "cuda:0";
+    one.device.placement.gpu_layers = 100;
+    const kernels::Program program = model::build(model.file).program;
+    const kernels::Devices found = kernels::devices(1);
+    const DeviceList devices = {found.gpus[0], found.cpu};
+    const size_t whole =
+        plan_placement(program, devices, {kGiB, kGiB}, {}, {.own = 96, .asked = 96, .batch = 32})->gpu.all();
+    emulated->memory = whole - (size_t{64} << 10);
+    CHECK(error_of(one) != "");
+    CHECK(error_of(tensor_options(model, {1, 1})) == "");
+    emulated->memory = whole / 8;
+    const std::string small = error_of(tensor_options(model, {1, 3}));
+    CHECK(small.starts_with("the model does not fit with --split tensor: cuda:1 has "));
+    CHECK(small.ends_with(
+        ": choose a smaller context with -c, other shares with --tensor-split, or --split layer"));
+    emulated->memory = size_t{1} << 30;
+    EngineOptions partly = tensor_options(model, {});
+    partly.device.placement.gpu_layers = 4;
+    CHECK(error_of(partly) ==
+          "--split tensor runs all layers on the GPUs: leave out --gpu-layers, or choose --split layer");
+    partly.device.placement.gpu_layers = 5;
+    CHECK(error_of(partly) == "");
+    partly.device.placement.cpu_experts = 1;
+    CHECK(error_of(partly) ==
+          "--split tensor runs all experts on the GPUs: leave out --cpu-moe and --n-cpu-moe, or choose "
+          "--split layer");
+    emulated->broken_device = 1;
+    CHECK(error_of(tensor_options(model, {})).find("unavailable") != std::string::npos);
+}
+
 TEST_CASE("several GPUs: batches, drafts and preemption give the text of one GPU") {
     const Gpus emulated(3);
     const TemporaryModel model(shape_of("llama", 2));
     // The texts of three answers with drafts, in a cache too small for them together.
-    const auto texts = [&](const std::vector<double> &shares, bool drafts) {
+    const auto texts = [&](const std::vector<double> &shares, bool drafts, Split split = Split::Layer) {
         EngineOptions options = options_for(model, shares);
+        options.device.split = split;
         if (shares.empty()) options.device.device = "cuda:0";
         options.sequences = 3;
         options.first_layers = drafts ? 1 : 0;
@@ -131,6 +218,7 @@ TEST_CASE("several GPUs: batches, drafts and preemption give the text of one GPU
         const auto expected = texts({}, drafts);
         CHECK(expected.size() == 3);
         CHECK(texts({1, 1, 1}, drafts) == expected);
+        CHECK(texts({1, 2, 1}, drafts, Split::Tensor) == expected);
     }
 }
 
@@ -160,6 +248,21 @@ TEST_CASE("several GPUs: a stored prompt is read again by the same split, and re
     SingleSequence session(engine.executor());
     REQUIRE(session.feed(prompt));
     CHECK(same({session.logits().begin(), session.logits().end()}, expected));
+    // Cut by rows, its bytes are others, and other shares are another cut.
+    Engine rows(tensor_options(model, {1, 1, 1}));
+    CHECK(load_prompt_file(path, identity_of(rows), rows.executor()).state ==
+          PromptFileResult::State::Rejected);
+    SingleSequence by_rows(rows.executor());
+    REQUIRE(by_rows.feed(prompt));
+    CHECK(same({by_rows.logits().begin(), by_rows.logits().end()}, expected));
+    const auto rows_path = directory / "rows";
+    save_prompt_file(rows_path, identity_of(rows), rows.executor(), by_rows.sequence().cache(),
+                     prompt.size());
+    Engine rows_again(tensor_options(model, {1, 1, 1}));
+    CHECK(load_prompt_file(rows_path, identity_of(rows_again), rows_again.executor()).tokens.size() == 64);
+    SingleSequence again(rows_again.executor());
+    REQUIRE(again.feed(prompt));
+    CHECK(same({again.logits().begin(), again.logits().end()}, expected));
     Engine other(options_for(model, {1, 1}));
     CHECK(load_prompt_file(path, identity_of(other), other.executor()).state ==
           PromptFileResult::State::Rejected);

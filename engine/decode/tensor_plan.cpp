@@ -1,0 +1,78 @@
+#include "engine/decode/tensor_plan.h"
+
+#include <algorithm>
+#include <cassert>
+#include <string>
+
+#include "engine/decode/error.h"
+#include "engine/model/layers.h"
+#include "gguf/base/bytes.h"
+#include "kernels/tensor_program.h"
+
+namespace runnel::decode {
+namespace {
+
+using Gpus = std::vector<kernels::DevicePtr>;
+
+std::vector<double> shares_of(const Gpus &gpus, const std::vector<double> &requested) {
+    if (!requested.empty()) return requested;
+    std::vector<double> bandwidths;
+    for (const kernels::DevicePtr &gpu : gpus) bandwidths.push_back(gpu->info().bandwidth);
+    const bool known = std::ranges::all_of(bandwidths, [](double bandwidth) { return bandwidth > 0; });
+    return known ? bandwidths : std::vector<double>(gpus.size(), 1);
+}
+
+void expect_kernels(const kernels::Program &program, const kernels::Device &gpu) {
+    for (const std::string &missing : gpu.missing(program))
+        if (!missing.empty())
+            throw kernels::BackendError(
+                kernels::BackendError::Kind::NoKernel,
+                "--split tensor runs every step on the GPUs, but " + missing + ": choose --split layer");
+}
+
+// Names the GPU with the least room next to its rows.
+[[noreturn]] void fail_to_fit(const kernels::TensorProgram &tensor, const Gpus &gpus, const FreeMemory &free,
+                              const ContextRequest &request) {
+    const auto need = [&](size_t r) { return gpus[r]->need(tensor.programs[r], {}, request.batch).all(); };
+    const auto room = [&](size_t r) { return static_cast<double>(free[r]) - static_cast<double>(need(r)); };
+    size_t tightest = 0;
+    for (size_t r = 1; r < gpus.size(); ++r)
+        if (room(r) < room(tightest)) tightest = r;
+    throw DecodeError(
+        DecodeError::Kind::OutOfMemory,
+        "the model does not fit with --split tensor: " + gpus[tightest]->name() + " has " +
+            base::mebibytes(free[tightest]) + " free, and its rows need " + base::mebibytes(need(tightest)) +
+            " without the cache: choose a smaller context with -c, other shares with --tensor-split, or "
+            "--split layer");
+}
+
+}  // namespace
+
+TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
+                             const PlacementRequest &request, const ContextRequest &context) {
+    const int32_t layers = model::layers_of(program).count;
+    if (request.gpu_layers && *request.gpu_layers <= layers)
+        throw DecodeError(
+            DecodeError::Kind::BadInput,
+            "--split tensor runs all layers on the GPUs: leave out --gpu-layers, or choose --split layer");
+    if (request.cpu_experts)
+        throw DecodeError(
+            DecodeError::Kind::BadInput,
+            "--split tensor runs all experts on the GPUs: leave out --cpu-moe and --n-cpu-moe, or choose "
+            "--split layer");
+    std::vector<double> shares = shares_of(gpus, request.shares);
+    assert(shares.size() == gpus.size());
+    const kernels::TensorProgram tensor = kernels::cut_program(program, shares);
+    FreeMemory free;
+    std::vector<CacheBudget> budgets;
+    for (size_t r = 0; r < gpus.size(); ++r) {
+        expect_kernels(tensor.programs[r], *gpus[r]);
+        free.push_back(gpus[r]->free_memory());
+        budgets.push_back(budget_of(*gpus[r], tensor.programs[r], free.back(), context));
+    }
+    const auto plan = plan_context(program, budgets, context);
+    if (!plan) fail_to_fit(tensor, gpus, free, context);
+    return {std::move(shares), *plan};
+}
+
+}  // namespace runnel::decode

@@ -1,0 +1,24 @@
+// Plans --split tensor: every GPU runs all layers, each its rows of every matrix (kernels/tensor_program.h).
+#pragma once
+
+#include <vector>
+
+#include "engine/decode/cache_plan.h"
+#include "engine/decode/placement.h"
+#include "kernels/device.h"
+#include "kernels/program.h"
+
+namespace runnel::decode {
+
+struct TensorPlan {
+    std::vector<double> shares;  // of the rows, by GPU
+    ContextPlan context;
+};
+
+// The shares are the request's, or in proportion to the bandwidth of the GPUs' memory, or equal if that is not known of all.
+// Throws DecodeError{BadInput} if the request leaves something on the CPU, DecodeError{OutOfMemory} when no context fits,
+// and kernels::BackendError if a GPU cannot be opened or has no kernel for a step.
+TensorPlan plan_tensor_split(const kernels::Program &program, const std::vector<kernels::DevicePtr> &gpus,
+                             const PlacementRequest &request, const ContextRequest &context);
+
+}  // namespace runnel::decode

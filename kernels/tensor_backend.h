@@ -1,0 +1,31 @@
+// Several devices as one Backend that cuts every matrix by rows (tensor_program.h). Each device computes its rows of a layer
+// at the same time as the others, and keeps its K/V heads. The logits have the bits of one device of the same kind.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/communicator.h"
+
+namespace runnel::kernels {
+
+// Makes the communicators of a group of ranks.
+using MakeCommunicators = std::function<std::vector<std::unique_ptr<Communicator>>(int size)>;
+
+// Threads of this process.
+std::vector<std::unique_ptr<Communicator>> communicate_in_process(int size);
+
+// Each device is used by a thread of its own, all of them at the same time; the first by the caller's. shares: of the work, by
+// device; not negative, some of them positive. `names`: of the devices, as they begin the errors of each ("cuda:1: ...");
+// empty: errors name no device. After an error in execute(), the next batch gets new communicators.
+// A block's bytes are those of its layers, and within a layer those of the ranks. Recurrent states are the same on all
+// devices. There is no selection of candidates: rows of logits come back whole. info().kind lists the K/V heads by device.
+// LoadProgress runs on the threads of the devices, but never twice at a time.
+std::unique_ptr<Backend> make_tensor_backend(std::vector<std::unique_ptr<Backend>> devices,
+                                             std::vector<double> shares, std::vector<std::string> names = {},
+                                             MakeCommunicators communicators = communicate_in_process);
+
+}  // namespace runnel::kernels

@@ -1,0 +1,488 @@
+#include "kernels/tensor_program.h"
+
+#include <algorithm>
+#include <cassert>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "kernels/head_slots.h"
+#include "kernels/partition.h"
+#include "kernels/steps.h"
+
+namespace runnel::kernels {
+namespace {
+
+constexpr int64_t kUnitRows = 16;  // the height of a weight tile
+
+// Of one rank: weights that are ranges of others.
+class Slices {
+  public:
+    explicit Slices(std::vector<Weight> &weights) : weights_(weights) {}
+
+    WeightId rows(WeightId id, Range range) { return slice(id, range, Kind::Rows); }
+    WeightId matrices(WeightId id, Range range) { return slice(id, range, Kind::Matrices); }
+    // Values of an F32 vector.
+    WeightId values(WeightId id, Range range) { return slice(id, range, Kind::Values); }
+
+  private:
+    enum class Kind { Rows, Matrices, Values };
+
+    WeightId slice(WeightId id, Range range, Kind kind) {
+        if (id == kNoWeight) return kNoWeight;
+        const auto [known, is_new] =
+            known_.try_emplace({id, range, kind}, static_cast<WeightId>(weights_.size()));
+        if (!is_new) return known->second;
+        Weight part = weights_[static_cast<size_t>(id)];
+        size_t offset = 0;
+        if (kind == Kind::Rows) {
+            assert(part.count == 1);
+            offset = gguf::row_bytes(part.type, part.cols) * static_cast<size_t>(range.begin);
+            part.rows = range.size();
+        } else if (kind == Kind::Matrices) {
+            offset = part.matrix_bytes() * static_cast<size_t>(range.begin);
+            part.count = range.size();
+        } else {
+            assert(part.type == gguf::Type::F32 && part.rows == 1);
+            offset = sizeof(float) * static_cast<size_t>(range.begin);
+            part.cols = range.size();
+        }
+        if (part.data != nullptr) part.data += offset;
+        weights_.push_back(std::move(part));
+        return known->second;
+    }
+
+    std::vector<Weight> &weights_;
+    std::map<std::tuple<WeightId, Range, Kind>, WeightId> known_;
+};
+
+class Cutter {
+  public:
+    Cutter(const Program &program, std::span<const double> shares)
+        : program_(program),
+          shares_(shares),
+          ranks_(shares.size()),
+          heads_(head_slots(program, shares)),
+          always_whole_(program.slots.size()),
+          states_(program.slots.size()),
+          pending_(ranks_) {
+        out_.programs.assign(ranks_, program);
+        for (Program &rank : out_.programs) {
+            rank.steps.clear();
+            rank.parts.clear();
+            slices_.emplace_back(rank.weights);
+        }
+        for_each_step<Experts>(
+            program, [&](const Experts &s) { always_whole_[static_cast<size_t>(s.logits)] = true; });
+        cut_cache_layers();
+    }
+
+    TensorProgram cut() {
+        size_t i = 0;
+        for (const Program::Part &part : program_.whole_parts()) {
+            begin_outer_part(part.in);
+            for (; i < part.end; ++i) {
+                layer_ = layer_of(program_.steps[i]);
+                std::visit([&](const auto &step) { add(step); }, program_.steps[i]);
+            }
+            end_outer_part(part.out);
+        }
+        finish();
+        return std::move(out_);
+    }
+
+  private:
+    struct State {
+        bool whole = true;       // the slot itself is current on every rank
+        std::optional<Cut> cut;  // its narrow slots are current, and cut like this
+        bool written = false;
+        size_t stage = 0;  // that wrote it last
+    };
+    using Slots = std::vector<Slot>;
+
+    State &state(Slot slot) { return states_[static_cast<size_t>(slot)]; }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+    const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
+    size_t stage() const { return out_.stages.size() - 1; }
+
+    void cut_cache_layers() {
+        std::vector<int32_t> heads(program_.cache_layers.size(), 0);  // 0: no step uses the layer
+        for_each_step<Attention>(program_,
+                                 [&](const Attention &a) { heads[static_cast<size_t>(a.cache)] = a.heads; });
+        for (size_t layer = 0; layer < heads.size(); ++layer) {
+            const int32_t kv_heads = program_.cache_layers[layer].kv_heads;
+            Cut cut(ranks_);
+            if (heads[layer] > 0 && kv_heads > 0) cut = cut_heads(heads[layer], kv_heads, shares_).kv_heads;
+            for (size_t r = 0; r < ranks_; ++r)
+                out_.programs[r].cache_layers[layer].kv_heads = static_cast<int32_t>(cut[r].size());
+            out_.kv_heads.push_back(std::move(cut));
+        }
+    }
+
+    // --- stages --------------------------------------------------------------------------------------------
+
+    void begin_stage() { out_.stages.push_back({{}, std::vector<int32_t>(ranks_, -1)}); }
+
+    void emit(size_t rank, Step step) {
+        Program &program = out_.programs[rank];
+        int32_t &part = out_.stages.back().parts[rank];
+        if (part < 0) {
+            part = static_cast<int32_t>(program.parts.size());
+            program.parts.push_back({0, std::exchange(pending_[rank], {}), {}});
+        }
+        program.steps.push_back(std::move(step));
+        program.parts.back().end = program.steps.size();
+    }
+    void emit_everywhere(const Step &step) {
+        for (size_t r = 0; r < ranks_; ++r) emit(r, step);
+    }
+
+    // The rank's last part that runs before the gathers of the current stage.
+    Program::Part &part_before(size_t rank) {
+        std::vector<Program::Part> &parts = out_.programs[rank].parts;
+        return parts[parts.size() - (out_.stages.back().parts[rank] >= 0 ? 2 : 1)];
+    }
+
+    // Adds the gather to those before the current stage.
+    void gather(Gather gather) {
+        for (size_t r = 0; r < ranks_; ++r) {
+            const int32_t part = out_.stages.back().parts[r];
+            insert_once(part >= 0 ? out_.programs[r].parts.back().in : pending_[r], gather.to);
+        }
+        out_.stages.back().gathers.push_back(std::move(gather));
+    }
+
+    // --- slots ---------------------------------------------------------------------------------------------
+
+    // The slot that holds a rank's range of this slot; the same number on all ranks.
+    Slot narrow(Slot slot, const Cut &cut) {
+        if (all_or_none(cut, width(slot))) return slot;
+        const auto [known, is_new] =
+            narrow_.try_emplace({slot, cut}, static_cast<Slot>(out_.programs.front().slots.size()));
+        if (is_new)
+            for (size_t r = 0; r < ranks_; ++r) {
+                const std::string &name = program_.slots[static_cast<size_t>(slot)].name;
+                out_.programs[r].slots.push_back({name, cut[r].size()});
+            }
+        return known->second;
+    }
+
+    // Makes the slot current on every rank.
+    void need_whole(Slot slot) {
+        if (slot == kNoSlot || state(slot).whole) return;
+        State &s = state(slot);
+        if (s.stage == stage()) begin_stage();
+        Gather all{narrow(slot, *s.cut), slot, without_copies(*s.cut), {}};
+        for (size_t r = 0; r < ranks_; ++r) {
+            const Range piece = all.pieces[r];
+            all.first.push_back(all.from == slot ? piece.begin : piece.begin - (*s.cut)[r].begin);
+            if (piece.size() > 0) insert_once(part_before(r).out, all.from);
+        }
+        gather(std::move(all));
+        s.whole = true;
+    }
+
+    // Returns the slot with the rank's range, current.
+    Slot need_cut(Slot slot, const Cut &cut) {
+        if (slot == kNoSlot) return kNoSlot;
+        State &s = state(slot);
+        const Slot id = narrow(slot, cut);
+        if (s.cut == cut || !s.written) return id;
+        need_whole(slot);
+        if (id == slot) return slot;
+        for (size_t r = 0; r < ranks_; ++r)
+            if (cut[r].size() > 0)
+                emit(r, Copy{slot, id, {cut[r].begin, 0}, {0, 0}, 1, cut[r].size(), layer_});
+        s.cut = cut;
+        return id;
+    }
+
+    void wrote_whole(Slot slot) {
+        if (slot != kNoSlot) state(slot) = {true, std::nullopt, true, stage()};
+    }
+    void wrote_cut(Slot slot, const Cut &cut) {
+        const bool whole =
+            std::ranges::all_of(cut, [&](const Range &range) { return range.size() == width(slot); });
+        state(slot) = {whole, cut, true, stage()};
+    }
+
+    // How a matrix product writes the slot; nullopt: every rank computes all of it.
+    std::optional<Cut> cut_of(Slot slot) const {
+        const int64_t values = width(slot);
+        const auto &heads = heads_[static_cast<size_t>(slot)];
+        if (heads) return scaled(heads->ranges, values / heads->units);
+        if (always_whole_[static_cast<size_t>(slot)] || values < kUnitRows * static_cast<int64_t>(ranks_))
+            return std::nullopt;
+        return cut_rows(values, kUnitRows, shares_);
+    }
+
+    // --- steps ---------------------------------------------------------------------------------------------
+
+    // On every rank, with whole slots.
+    void add_whole(const Step &step) {
+        Slots written;
+        visit_slots(
+            step, [&](Slot slot) { need_whole(slot); }, [&](Slot slot) { written.push_back(slot); });
+        emit_everywhere(step);
+        for (const Slot slot : written) wrote_whole(slot);
+    }
+    template <class S>
+    void add(const S &step) {
+        add_whole(step);
+    }
+
+    void add(const Embed &step) {
+        Cut first(ranks_, {width(step.out), width(step.out)});
+        first.front().begin = 0;
+        emit(0, step);
+        wrote_cut(step.out, first);
+    }
+
+    void add(const Norm &step) {
+        const State &in = state(step.in);
+        const int64_t part = width(step.in) / step.parts;
+        const auto between_parts = [&](const Range &range) {
+            return range.begin % part == 0 && range.end % part == 0;
+        };
+        if (step.parts == 1 || in.whole || !std::ranges::all_of(*in.cut, between_parts))
+            return add_whole(step);
+        const Cut cut = *in.cut;
+        Norm own = step;
+        own.in = need_cut(step.in, cut);
+        own.add = need_cut(step.add, cut);
+        own.out = narrow(step.out, cut);
+        for (size_t r = 0; r < ranks_; ++r) {
+            if (cut[r].size() == 0) continue;
+            const auto of = [&](WeightId id) {
+                return id != kNoWeight && weight(id).cols == width(step.in) ? slices_[r].values(id, cut[r])
+                                                                            : id;
+            };
+            own.parts = static_cast<int32_t>(cut[r].size() / part);
+            own.weight = of(step.weight);
+            own.bias = of(step.bias);
+            emit(r, own);
+        }
+        wrote_cut(step.out, cut);
+    }
+
+    void add(const Linear &step) {
+        need_whole(step.in);
+        std::vector<std::optional<Cut>> cuts;
+        std::vector<Linear::Part> parts = step.parts;  // with the slots of the ranks
+        for (Linear::Part &part : parts) {
+            cuts.push_back(weight(part.weight).rows == width(part.out) ? cut_of(part.out) : std::nullopt);
+            if (cuts.back()) {
+                part.add = need_cut(part.add, *cuts.back());
+                part.out = narrow(part.out, *cuts.back());
+            } else {
+                need_whole(part.add);
+            }
+        }
+        for (size_t r = 0; r < ranks_; ++r) {
+            Linear own{step.in, {}, step.layer};
+            for (size_t i = 0; i < parts.size(); ++i) {
+                Linear::Part part = parts[i];
+                if (cuts[i]) {
+                    const Range range = (*cuts[i])[r];
+                    if (range.size() == 0) continue;
+                    part.weight = slices_[r].rows(part.weight, range);
+                    part.bias = slices_[r].values(part.bias, range);
+                }
+                own.parts.push_back(part);
+            }
+            if (!own.parts.empty()) emit(r, std::move(own));
+        }
+        for (size_t i = 0; i < parts.size(); ++i)
+            cuts[i] ? wrote_cut(step.parts[i].out, *cuts[i]) : wrote_whole(step.parts[i].out);
+    }
+
+    // Where the ranks find their slices of a step of `count` slices, of which `units` says which a rank computes.
+    struct Place {
+        Slot slot;
+        std::vector<StridedSlices> slices;  // by rank
+    };
+    Place read_slices(Slot slot, const StridedSlices &slices, const Cut &units, int64_t count,
+                      int64_t slice) {
+        const Cut cut = scaled(units, slices.stride);
+        const bool narrow_ones =
+            one_slice_per_head(width(slot), slices, count, slice) && state(slot).cut == cut;
+        Place place{narrow_ones ? narrow(slot, cut) : slot, {}};
+        if (!narrow_ones) need_whole(slot);
+        for (const Range &range : units) {
+            const bool offset = place.slot == slot;
+            place.slices.push_back(
+                {slices.first + (offset ? range.begin * slices.stride : 0), slices.stride});
+        }
+        return place;
+    }
+    // The heads that the ranks write, if the slot is cut between heads.
+    std::optional<Cut> heads_written(Slot out, const StridedSlices &to, int64_t count, int64_t slice) const {
+        const auto &heads = heads_[static_cast<size_t>(out)];
+        if (!heads || heads->units != count || !one_slice_per_head(width(out), to, count, slice))
+            return std::nullopt;
+        return heads->ranges;
+    }
+    // The slot to write slices to. The values between them are kept.
+    Slot written_slices(Slot out, const StridedSlices &to, const Cut &units, int64_t slice) {
+        const Cut cut = scaled(units, to.stride);
+        return slice == to.stride ? narrow(out, cut) : need_cut(out, cut);
+    }
+
+    void add(const HeadLinear &step) {
+        const Weight &w = weight(step.weight);
+        const auto heads = heads_written(step.out, step.to, w.count, w.rows);
+        if (!heads || all_or_none(*heads, w.count)) return add_whole(step);
+        const Place in = read_slices(step.in, step.from, *heads, w.count, w.cols);
+        HeadLinear own = step;
+        own.in = in.slot;
+        own.out = written_slices(step.out, step.to, *heads, w.rows);
+        for (size_t r = 0; r < ranks_; ++r) {
+            if ((*heads)[r].size() == 0) continue;
+            own.from = in.slices[r];
+            own.weight = slices_[r].matrices(step.weight, (*heads)[r]);
+            emit(r, own);
+        }
+        wrote_cut(step.out, scaled(*heads, step.to.stride));
+    }
+
+    void add(const Copy &step) {
+        if (step.count == 1 && step.width == width(step.in) && step.width == width(step.out))
+            return add_whole_copy(step);
+        const auto heads = heads_written(step.out, step.to, step.count, step.width);
+        if (!heads || all_or_none(*heads, step.count)) return add_whole(step);
+        const Place in = read_slices(step.in, step.from, *heads, step.count, step.width);
+        Copy own = step;
+        own.in = in.slot;
+        own.out = written_slices(step.out, step.to, *heads, step.width);
+        for (size_t r = 0; r < ranks_; ++r) {
+            if ((*heads)[r].size() == 0) continue;
+            own.from = in.slices[r];
+            own.count = static_cast<int32_t>((*heads)[r].size());
+            emit(r, own);
+        }
+        wrote_cut(step.out, scaled(*heads, step.to.stride));
+    }
+
+    // A copy of a whole row.
+    void add_whole_copy(const Copy &step) {
+        if (state(step.in).whole) return add_whole(step);
+        const Cut cut = *state(step.in).cut;
+        const Slot in = narrow(step.in, cut), out = narrow(step.out, cut);
+        for (size_t r = 0; r < ranks_; ++r)
+            if (cut[r].size() > 0) emit(r, Copy{in, out, {}, {}, 1, cut[r].size(), step.layer});
+        wrote_cut(step.out, cut);
+    }
+
+    void add(const Activation &step) {
+        const bool gate_cut = !state(step.gate).whole;
+        const bool up_cut = step.up != kNoSlot && !state(step.up).whole;
+        const bool equal =
+            width(step.gate) == width(step.out) && (step.up == kNoSlot || width(step.up) == width(step.out));
+        if ((!gate_cut && !up_cut) || !equal) return add_whole(step);
+        const Cut cut = *state(gate_cut ? step.gate : step.up).cut;
+        Activation own = step;
+        own.gate = need_cut(step.gate, cut);
+        own.up = need_cut(step.up, cut);
+        own.out = narrow(step.out, cut);
+        for (size_t r = 0; r < ranks_; ++r)
+            if (cut[r].size() > 0) emit(r, own);
+        wrote_cut(step.out, cut);
+    }
+
+    void add(const Attention &step) {
+        const HeadCut cut = cut_heads(step.heads, step.kv_heads, shares_);
+        assert(cut.kv_heads == out_.kv_heads[static_cast<size_t>(step.cache)]);
+        Attention own = step;
+        own.q = need_cut(step.q, scaled(cut.heads, step.head_dim_k));
+        own.k = need_cut(step.k, scaled(cut.kv_heads, step.head_dim_k));
+        own.v = need_cut(step.v, scaled(cut.kv_heads, step.head_dim_v));
+        const Cut out = scaled(cut.heads, step.head_dim_v);
+        own.out = narrow(step.out, out);
+        for (size_t r = 0; r < ranks_; ++r) {
+            if (cut.heads[r].size() == 0) continue;
+            own.heads = static_cast<int32_t>(cut.heads[r].size());
+            own.kv_heads = static_cast<int32_t>(cut.kv_heads[r].size());
+            own.sinks = slices_[r].values(step.sinks, cut.heads[r]);
+            own.slopes = slices_[r].values(step.slopes, cut.heads[r]);
+            emit(r, own);
+        }
+        wrote_cut(step.out, out);
+    }
+
+    void add(const Logits &step) {
+        need_whole(step.in);
+        const Cut rows = cut_rows(weight(step.weight).rows, kUnitRows, shares_);
+        for (size_t r = 0; r < ranks_; ++r) {
+            out_.programs[r].vocab = rows[r].size();
+            if (rows[r].size() == 0) continue;
+            Logits own = step;
+            own.weight = slices_[r].rows(step.weight, rows[r]);
+            own.bias = slices_[r].values(step.bias, rows[r]);
+            emit(r, own);
+        }
+        out_.vocabulary = rows;
+    }
+
+    // --- the border of the program -------------------------------------------------------------------------
+
+    void begin_outer_part(std::span<const Slot> in) {
+        begin_stage();
+        for (const Slot slot : in) {
+            Cut first(ranks_, {width(slot), width(slot)});
+            first.front().begin = 0;
+            gather({slot, slot, first, std::vector<int64_t>(ranks_, 0)});
+            wrote_whole(slot);
+            insert_once(outside_, slot);
+        }
+    }
+    void end_outer_part(std::span<const Slot> out) {
+        for (const Slot slot : out) {
+            need_whole(slot);
+            // If it was just gathered, rank 0 has it in the memory of this slot.
+            insert_once(out_.programs.front().parts.back().out, slot);
+            insert_once(outside_, slot);
+        }
+        out_.part_ends.push_back(out_.stages.size());
+    }
+
+    void finish() {
+        for (size_t r = 0; r < ranks_; ++r) {
+            Program &rank = out_.programs[r];
+            drop_unused(rank, r == 0 ? outside_ : Slots{});
+            for (Program::Part &part : rank.parts)
+                std::erase_if(part.in,
+                              [&](Slot slot) { return rank.slots[static_cast<size_t>(slot)].width == 0; });
+        }
+    }
+
+    const Program &program_;
+    std::span<const double> shares_;
+    const size_t ranks_;
+    const std::vector<std::optional<HeadSlot>> heads_;
+    std::vector<bool> always_whole_;  // by slot
+    std::vector<State> states_;       // by slot
+    std::vector<Slots> pending_;      // by rank: slots gathered since its last part
+    std::map<std::pair<Slot, Cut>, Slot> narrow_;
+    std::vector<Slices> slices_;  // by rank
+    Slots outside_;               // slots that cross the border of the whole program
+    int32_t layer_ = -1;          // of the current step
+    TensorProgram out_;
+};
+
+}  // namespace
+
+TensorProgram cut_program(const Program &program, std::span<const double> shares) {
+    return Cutter(program, shares).cut();
+}
+
+size_t gathered_bytes_per_token(const TensorProgram &tensor) {
+    int64_t values = 0;
+    for (const TensorProgram::Stage &stage : tensor.stages)
+        for (const Gather &gather : stage.gathers)
+            for (const Range &piece : gather.pieces)
+                values += piece.size() * (static_cast<int64_t>(tensor.programs.size()) - 1);
+    return static_cast<size_t>(values) * sizeof(float);
+}
+
+}  // namespace runnel::kernels

@@ -1,0 +1,55 @@
+// Cuts a program by rows for several devices that run it side by side ("tensor split").
+//
+// Every rank computes its own output rows of each matrix, and the activations are gathered before a step that needs whole
+// rows of them. Nothing is added across ranks, so the results have the bits of one device, for any number of ranks and any
+// shares. What is cut:
+//   Linear, Logits   by rows; outputs for attention by heads, others in units of 16 rows
+//   Attention        by K/V heads with their query heads and their part of the cache (row_cut.h)
+//   HeadLinear, Copy and Norm of heads: by heads, where their slots are cut like that
+//   Activation       as its inputs are
+//   Embed            rank 0 looks the rows up
+// The other steps (norms of whole rows, experts, recurrent steps) run on every rank with all of their weights and states.
+// A row of a matrix is never cut, so a slice of a weight is a range of its bytes, whatever its format.
+//
+// Ranks run in stages. Before a stage, slots are gathered; a cut slot has a narrow slot of its own on each rank, next to
+// the whole one. (Gathers are between parts, not steps: any Backend can then be a rank.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/program.h"
+#include "kernels/row_cut.h"
+
+namespace runnel::kernels {
+
+// Joins the ranks' pieces of a slot into the whole slot, on every rank.
+struct Gather {
+    Slot from, to;  // the same slot if a rank that has any of it has all of it
+    Cut pieces;     // by rank: the values of `to` that it sends; disjoint
+    // By rank: the index in `from` of the first value that it sends.
+    std::vector<int64_t> first;
+};
+
+struct TensorProgram {
+    struct Stage {
+        std::vector<Gather> gathers;
+        std::vector<int32_t> parts;  // by rank: the part of its program that it runs; -1: none
+    };
+    std::vector<Program> programs;  // by rank
+    std::vector<Stage> stages;
+    std::vector<size_t> part_ends;  // for each part of the whole program: the number of stages up to its end
+    Cut vocabulary;                 // the logits that each rank computes; empty: the program has none
+    std::vector<Cut> kv_heads;      // by cache layer
+};
+
+// shares: of the work, by rank; not negative, some of them positive. Slots that cross the border of the whole program
+// (Program::Part) do so on rank 0.
+TensorProgram cut_program(const Program &program, std::span<const double> shares);
+
+// Bytes that all ranks together receive from others for one token, without logits.
+size_t gathered_bytes_per_token(const TensorProgram &tensor);
+
+}  // namespace runnel::kernels

@@ -1,0 +1,151 @@
+#include "kernels/tensor_rank.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+
+namespace runnel::kernels {
+namespace {
+
+// Rank 0 appends to the piece that it sends whether the batch is cancelled.
+using CancelWord = uint32_t;
+
+// Copies `width` floats of each of `rows` rows between places with different strides.
+void copy_rows(const float *from, int64_t from_stride, float *to, int64_t to_stride, int64_t width,
+               size_t rows) {
+    for (size_t row = 0; row < rows; ++row, from += from_stride, to += to_stride)
+        std::copy_n(from, width, to);
+}
+
+}  // namespace
+
+TensorRank::TensorRank(Backend &device, Communicator &communicator, const TensorProgram &tensor)
+    : device_(device),
+      communicator_(communicator),
+      tensor_(tensor),
+      rank_(static_cast<size_t>(communicator.rank())) {
+    for (const Program::Part &part : tensor.programs[rank_].parts)
+        received_.insert(part.in.begin(), part.in.end());
+    // What the caller reads from rank 0.
+    if (rank_ == 0)
+        for (const Program::Part &part : tensor.programs[rank_].parts)
+            received_.insert(part.out.begin(), part.out.end());
+}
+
+// Calls f and keeps what it throws.
+template <typename F>
+auto TensorRank::on_device(F &&f) {
+    try {
+        return f();
+    } catch (...) {
+        error_ = std::current_exception();
+        throw;
+    }
+}
+
+bool TensorRank::execute(const Batch &batch, std::span<float> logits) {
+    error_ = nullptr;
+    try {
+        return run(batch, logits);
+    } catch (const std::exception &error) {
+        communicator_.abort(error.what());  // the other ranks must not wait for this one
+        throw;
+    }
+}
+
+bool TensorRank::run(const Batch &batch, std::span<float> logits) {
+    const bool last = static_cast<size_t>(batch.part) + 1 == tensor_.part_ends.size();
+    const size_t rows = last && !tensor_.vocabulary.empty() ? batch.logit_rows.size() : 0;
+    const std::span<float> own = on_device([&] {
+        const size_t size = rows > 0 ? rows * static_cast<size_t>(vocabulary().size()) : 0;
+        if (communicator_.size() == 1) return logits;
+        if (logits_.size() < size) logits_.resize(size);
+        return std::span(logits_).first(size);
+    });
+    if (!run_stages(batch, own)) return false;
+    if (rows > 0 && communicator_.size() > 1) give_logits(rows, logits);
+    return true;
+}
+
+bool TensorRank::run_stages(const Batch &batch, std::span<float> logits) {
+    const bool alone = communicator_.size() == 1;
+    Batch own = batch;
+    if (!alone) own.cancel = nullptr;
+    const size_t parts = tensor_.programs[rank_].parts.size();
+    const auto part = static_cast<size_t>(batch.part);
+    for (size_t s = part == 0 ? 0 : tensor_.part_ends[part - 1]; s < tensor_.part_ends[part]; ++s) {
+        const TensorProgram::Stage &stage = tensor_.stages[s];
+        for (const Gather &one : stage.gathers)
+            if (!gather(one, batch.tokens.size(), !alone && batch.cancel && *batch.cancel)) return false;
+        own.part = stage.parts[rank_];
+        if (own.part < 0) continue;
+        const bool last = static_cast<size_t>(own.part) + 1 == parts;
+        if (!on_device([&] { return device_.execute(own, last ? logits : std::span<float>()); }))
+            return false;
+    }
+    return true;
+}
+
+// Returns false if rank 0 says that the batch is cancelled.
+bool TensorRank::gather(const Gather &gather, size_t tokens, bool cancelled) {
+    std::vector<size_t> sizes;
+    for (const Range &piece : gather.pieces)
+        sizes.push_back(static_cast<size_t>(piece.size()) * tokens * sizeof(float));
+    sizes.front() += sizeof(CancelWord);
+    on_device([&] {
+        piece_.resize(sizes[rank_]);
+        pieces_.resize(std::accumulate(sizes.begin(), sizes.end(), size_t{0}));
+        const int64_t own = gather.pieces[rank_].size();
+        if (own > 0) {
+            const SlotRows from = device_.exchange(gather.from);
+            copy_rows(from.data + gather.first[rank_], from.stride, reinterpret_cast<float *>(piece_.data()),
+                      own, own, tokens);
+        }
+    });
+    const CancelWord mine = cancelled;
+    if (rank_ == 0) std::memcpy(piece_.data() + piece_.size() - sizeof mine, &mine, sizeof mine);
+    communicator_.all_gather(piece_, sizes, pieces_);
+    CancelWord agreed = 0;
+    std::memcpy(&agreed, pieces_.data() + sizes.front() - sizeof agreed, sizeof agreed);
+    if (agreed != 0) return false;
+    if (!received_.contains(gather.to) || width(gather.to) == 0) return true;
+    on_device([&] {
+        const SlotRows to = device_.exchange(gather.to);
+        const std::byte *from = pieces_.data();
+        for (size_t r = 0; r < sizes.size(); from += sizes[r++]) {
+            const Range piece = gather.pieces[r];
+            copy_rows(reinterpret_cast<const float *>(from), piece.size(), to.data + piece.begin, to.stride,
+                      piece.size(), tokens);
+        }
+    });
+    return true;
+}
+
+// Sends the rank's logits to rank 0, which joins them.
+void TensorRank::give_logits(size_t rows, std::span<float> logits) {
+    const auto size_of = [&](const Range &range) { return rows * static_cast<size_t>(range.size()); };
+    if (rank_ > 0) {
+        const auto own = std::as_bytes(std::span(logits_).first(size_of(vocabulary())));
+        const Communicator::Send send{0, own};
+        communicator_.exchange(std::span(&send, own.empty() ? 0 : 1), {});
+        return;
+    }
+    const Cut &cut = tensor_.vocabulary;
+    const int64_t all = cut.back().end;
+    std::vector<std::vector<float>> others(cut.size());
+    std::vector<Communicator::Receive> receives;
+    on_device([&] {
+        for (size_t r = 1; r < cut.size(); ++r) {
+            if (cut[r].size() == 0) continue;
+            others[r].resize(size_of(cut[r]));
+            receives.push_back({static_cast<int>(r), std::as_writable_bytes(std::span(others[r]))});
+        }
+    });
+    communicator_.exchange({}, receives);
+    for (size_t r = 0; r < cut.size(); ++r)
+        copy_rows(r == 0 ? logits_.data() : others[r].data(), cut[r].size(), logits.data() + cut[r].begin,
+                  all, cut[r].size(), rows);
+}
+
+}  // namespace runnel::kernels

@@ -1,0 +1,48 @@
+// One rank of a tensor split (tensor_program.h): runs its parts of a batch on its device, and the gathers between them
+// through a communicator. All ranks execute the same batches in the same order, each on a thread of its own.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/communicator.h"
+#include "kernels/tensor_program.h"
+
+namespace runnel::kernels {
+
+class TensorRank {
+  public:
+    // The device has loaded the rank's program. All arguments must outlive the rank.
+    TensorRank(Backend &device, Communicator &communicator, const TensorProgram &tensor);
+
+    // As Backend::execute(). logits: of rank 0 only; the other ranks' spans are empty. Rank 0's `cancel` decides, and all
+    // ranks learn of it with a gather, so that they stop before the same stage; with one rank, the device decides. An
+    // error of the device ends the operations of all ranks and is kept in error().
+    bool execute(const Batch &batch, std::span<float> logits);
+    std::exception_ptr error() const { return error_; }
+
+  private:
+    template <typename F>
+    auto on_device(F &&f);
+    bool run(const Batch &batch, std::span<float> logits);
+    bool run_stages(const Batch &batch, std::span<float> logits);
+    bool gather(const Gather &gather, size_t tokens, bool cancelled);
+    void give_logits(size_t rows, std::span<float> logits);
+    const Range &vocabulary() const { return tensor_.vocabulary[rank_]; }
+    int64_t width(Slot slot) const { return tensor_.programs[rank_].slots[static_cast<size_t>(slot)].width; }
+
+    Backend &device_;
+    Communicator &communicator_;
+    const TensorProgram &tensor_;
+    const size_t rank_;
+    std::set<Slot> received_;  // slots that the rank gets from gathers
+    std::vector<std::byte> piece_, pieces_;
+    std::vector<float> logits_;  // of the rank's part of the vocabulary
+    std::exception_ptr error_;
+};
+
+}  // namespace runnel::kernels

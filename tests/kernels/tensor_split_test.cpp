@@ -1,0 +1,352 @@
+// A program cut by rows gives the bits of one device, for any number of ranks, shares and formats.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/tensor_backend.h"
+#include "kernels/tensor_program.h"
+#include "tests/simt/simt.h"
+#include "tests/support/program_runs.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::kernels;
+using tests::kBlocks;
+using tests::kMaxTokens;
+using tests::random_tokens;
+using tests::run;
+using tests::run_branch;
+using tests::same;
+using tests::TinyProgram;
+using tests::TinyShape;
+
+namespace {
+
+using Ranks = std::vector<std::unique_ptr<Backend>>;
+using Shares = std::vector<double>;
+
+using MakeDevice = std::unique_ptr<Backend> (*)(int number);
+std::unique_ptr<Backend> one_cpu(int number) {
+    return cpu::make_cpu_backend(1 + number % 2);
+}
+std::unique_ptr<Backend> one_gpu(int number) {
+    return cuda::make_cuda_backend(number);
+}
+
+struct Gpus {
+    explicit Gpus(int count) { simt::settings().devices = count; }
+    ~Gpus() { simt::settings() = {}; }
+};
+
+Ranks make_ranks(MakeDevice make, size_t count) {
+    Ranks all;
+    for (size_t i = 0; i < count; ++i) all.push_back(make(static_cast<int>(i)));
+    return all;
+}
+
+std::vector<std::string> names(size_t count) {
+    std::vector<std::string> all;
+    for (size_t i = 0; i < count; ++i) all.push_back("number " + std::to_string(i));
+    return all;
+}
+
+// Equal ones, random ones, and random ones of which one is 0.
+Shares shares_of(size_t ranks, uint32_t kind) {
+    std::mt19937 random(kind);
+    Shares shares(ranks, 1);
+    if (kind % 3 > 0)
+        for (double &share : shares) share = static_cast<double>(1 + random() % 5);
+    if (kind % 3 > 1 && ranks > 1) shares[random() % ranks] = 0;
+    return shares;
+}
+
+void check_tensor(const Program &program, MakeDevice make, size_t ranks, uint32_t seed,
+                  CacheType k = CacheType::F16, CacheType v = CacheType::F16) {
+    CAPTURE(ranks);
+    CAPTURE(seed);
+    const std::vector<int32_t> tokens = random_tokens(kMaxTokens, seed);
+    const CacheConfig cache{{kBlocks}, k, v};
+    const auto whole = make(0);
+    whole->load(program, cache, kMaxTokens);
+    const std::vector<float> expected = run(*whole, program, tokens, tokens.size());
+    const std::vector<float> guesses = run_branch(*whole, program, tokens, 37);
+    const auto backend = make_tensor_backend(make_ranks(make, ranks), shares_of(ranks, seed), names(ranks));
+    backend->load(program, cache, kMaxTokens);
+    REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
+    REQUIRE(same(run_branch(*backend, program, tokens, 37), guesses));
+    REQUIRE(same(run(*backend, program, tokens, 7), expected));
+    // A saved block, and a copied one, have the content of all devices.
+    std::vector<std::byte> kept(cache_block_bytes(program, 0, k, v));
+    backend->read_block(0, kBlocks - 1, kept);
+    run(*backend, program, random_tokens(32, seed + 1), 32);
+    backend->write_block(0, 1, kept);
+    backend->copy_blocks(0, std::vector<BlockCopy>{{1, kBlocks - 1}});
+    const std::vector<float> tail = run(*backend, program, std::span(tokens).last(8), 3, 32);
+    REQUIRE(same(tail, {expected.end() - static_cast<std::ptrdiff_t>(tail.size()), expected.end()}));
+    // A part of a block is not the whole one's.
+    std::vector<std::byte> again(kept.size());
+    backend->read_block(0, kBlocks - 1, again);
+    CHECK(again == kept);
+}
+
+// Counts what all ranks receive.
+class Counting final : public Communicator {
+  public:
+    Counting(std::unique_ptr<Communicator> of, std::atomic<size_t> &bytes)
+        : of_(std::move(of)), bytes_(bytes) {}
+    int rank() const override { return of_->rank(); }
+    int size() const override { return of_->size(); }
+    void all_gather(std::span<const std::byte> mine, std::span<const size_t> sizes,
+                    std::span<std::byte> all) override {
+        of_->all_gather(mine, sizes, all);
+        bytes_ += all.size() - mine.size();
+    }
+    void exchange(std::span<const Send> sends, std::span<const Receive> receives) override {
+        of_->exchange(sends, receives);
+        for (const Receive &receive : receives) bytes_ += receive.bytes.size();
+    }
+    void broadcast(std::span<std::byte> bytes, int root) override { of_->broadcast(bytes, root); }
+    void barrier() override { of_->barrier(); }
+    void abort(const std::string &why) noexcept override { of_->abort(why); }
+
+  private:
+    std::unique_ptr<Communicator> of_;
+    std::atomic<size_t> &bytes_;
+};
+
+// While `armed`, every batch fails.
+class FailingBackend final : public ForwardingBackend {
+  public:
+    FailingBackend(std::unique_ptr<Backend> device, std::atomic<bool> &armed)
+        : ForwardingBackend(std::move(device)), armed_(armed) {}
+    bool execute(const Batch &batch, std::span<float> logits) override {
+        if (armed_ && batch.part == 1) throw BackendError(BackendError::Kind::Failed, "the device is lost");
+        return ForwardingBackend::execute(batch, logits);
+    }
+
+  private:
+    std::atomic<bool> &armed_;
+};
+
+size_t matrix_bytes(const Program &program) {
+    size_t bytes = 0;
+    for (const Weight &w : program.weights)
+        if (w.rows > 1) bytes += w.bytes();
+    return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("tensor split: one to eight CPUs give the bits of one") {
+    constexpr gguf::Type kTypes[] = {gguf::Type::F32, gguf::Type::Q8_0, gguf::Type::Q4_0, gguf::Type::F16};
+    for (uint32_t ranks = 1; ranks <= 8; ++ranks)
+        for (uint32_t round = 0; round < 3; ++round) {
+            const uint32_t seed = 3 * ranks + round;
+            TinyShape shape{.layers = 3, .type = kTypes[seed % 4]};
+            shape.varied = round > 0;
+            shape.heads = 8, shape.kv_heads = std::vector<int32_t>{1, 2, 4, 8}[(ranks + round) % 4];
+            shape.width = 96, shape.feed_forward = 160, shape.vocab = 150;
+            const TinyProgram tiny(shape, seed);
+            check_tensor(tiny.program(), one_cpu, ranks, seed);
+        }
+}
+
+TEST_CASE("tensor split: experts, windows, norms of heads, biases and packed caches on CPUs") {
+    constexpr CacheType kTypes[] = {CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8, CacheType::BF16};
+    for (uint32_t seed = 1; seed <= 6; ++seed) {
+        TinyShape shape{
+            .layers = 2, .width = 128, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0};
+        shape.heads = 6, shape.kv_heads = 3, shape.window = seed % 2 ? 11 : 0;
+        shape.head_norm = shape.bias = seed % 3 == 0;
+        if (seed > 3) shape.experts = {.count = 5, .routing = {.used = 2}, .shared = true};
+        const TinyProgram tiny(shape, seed);
+        check_tensor(tiny.program(), one_cpu, 1 + seed, seed, kTypes[seed % 4], kTypes[seed / 2 % 4]);
+    }
+}
+
+TEST_CASE("tensor split: two to eight GPUs give the bits of one") {
+    for (const uint32_t ranks : {2u, 3u, 5u, 8u}) {
+        const Gpus gpus(static_cast<int>(ranks));
+        TinyShape shape{.layers = 1, .type = ranks % 2 ? gguf::Type::Q8_0 : gguf::Type::F16};
+        shape.kv_heads = ranks == 8 ? 1 : 2;
+        shape.head_norm = shape.bias = ranks == 3;
+        if (ranks == 5) shape.experts = {.count = 4, .routing = {.used = 2}};
+        const TinyProgram tiny(shape, 70 + ranks);
+        check_tensor(tiny.program(), one_gpu, ranks, ranks);
+    }
+    const Gpus gpus(3);
+    TinyShape shape{
+        .layers = 2, .head_dim_k = 32, .head_dim_v = 32, .varied = true, .type = gguf::Type::Q8_0};
+    check_tensor(TinyProgram(shape, 81).program(), one_gpu, 3, 1, CacheType::Q8_0, CacheType::Q4_0);
+}
+
+TEST_CASE("tensor split: every matrix of a dense model is on one rank only, and so is the cache") {
+    TinyShape shape{.layers = 3, .type = gguf::Type::Q8_0};
+    shape.kv_heads = 4, shape.feed_forward = 128, shape.vocab = 128;
+    const TinyProgram tiny(shape, 5);
+    for (size_t ranks = 1; ranks <= 4; ++ranks) {
+        const TensorProgram tensor = cut_program(tiny.program(), Shares(ranks, 1));
+        size_t matrices = 0, cache = 0, largest = 0;
+        for (const Program &rank : tensor.programs) {
+            matrices += matrix_bytes(rank);
+            cache += cache_block_bytes(rank, 0);
+            largest = std::max(largest, matrix_bytes(rank));
+        }
+        CHECK(matrices == matrix_bytes(tiny.program()));
+        CHECK(cache == cache_block_bytes(tiny.program(), 0));
+        if (ranks == 2 || ranks == 4) {
+            const auto table = static_cast<size_t>(shape.vocab) * gguf::row_bytes(shape.type, shape.width);
+            CHECK(largest == (matrices - table) / ranks + table);
+        }
+    }
+}
+
+TEST_CASE("tensor split: the ranks receive four values per layer and the logits, and nothing else") {
+    TinyShape shape{.layers = 3, .type = gguf::Type::Q8_0};
+    shape.width = 128, shape.feed_forward = 192, shape.vocab = 150, shape.heads = 8, shape.kv_heads = 2;
+    const TinyProgram tiny(shape, 6);
+    for (const size_t ranks : {2, 3, 5, 8}) {
+        CAPTURE(ranks);
+        std::atomic<size_t> bytes = 0;
+        const auto backend =
+            make_tensor_backend(make_ranks(one_cpu, ranks), Shares(ranks, 1), {}, [&](int size) {
+                auto all = communicate_in_process(size);
+                for (auto &one : all) one = std::make_unique<Counting>(std::move(one), bytes);
+                return all;
+            });
+        backend->load(tiny.program(), {{kBlocks}}, kMaxTokens);
+        constexpr size_t kTokens = 9;
+        bytes = 0;
+        run(*backend, tiny.program(), random_tokens(kTokens, 7), kTokens);
+        const auto heads = static_cast<size_t>(shape.heads * shape.head_dim_v),
+                   d = static_cast<size_t>(shape.width), layers = static_cast<size_t>(shape.layers);
+        const size_t values = layers * (heads + static_cast<size_t>(shape.feed_forward) + 2 * d) + d;
+        const TensorProgram tensor = cut_program(tiny.program(), Shares(ranks, 1));
+        CHECK(gathered_bytes_per_token(tensor) == 4 * (ranks - 1) * values);
+        const size_t words = 4 * (ranks - 1) * (4 * layers + 1);  // whether the batch is cancelled
+        const auto logits = static_cast<size_t>(shape.vocab - tensor.vocabulary.front().size()) * 4 * kTokens;
+        CHECK(bytes == kTokens * gathered_bytes_per_token(tensor) + words + logits);
+    }
+}
+
+TEST_CASE("tensor split: all ranks stop before the same stage, and earlier cells stay") {
+    const TinyProgram tiny({.layers = 3, .type = gguf::Type::Q8_0}, 53);
+    const Program &program = tiny.program();
+    for (const size_t canceller : {0, 2}) {
+        std::atomic<bool> cancel = false, armed = false;
+        Ranks three = make_ranks(one_cpu, 3);
+        three[canceller] =
+            std::make_unique<tests::CancellingBackend>(std::move(three[canceller]), armed, cancel);
+        const auto backend = make_tensor_backend(std::move(three), {1, 1, 1});
+        backend->load(program, {{kBlocks}}, kMaxTokens);
+        const std::vector<int32_t> tokens = random_tokens(20, 53);
+        const std::vector<float> expected = run(*backend, program, tokens, 10);
+        run(*backend, program, std::span(tokens).first(10), 10);
+        std::vector<BlockId> table(kBlocks);
+        std::iota(table.rbegin(), table.rend(), 0);
+        const std::vector<int32_t> positions = {10, 11}, rows = {0};
+        const SequenceSpan span{0, 2, 10, {table}};
+        std::vector<float> logits(static_cast<size_t>(program.vocab));
+        const Batch batch{std::span(tokens).subspan(10, 2), positions, {&span, 1}, rows, &cancel};
+        armed = true;
+        CHECK(!backend->execute(batch, logits));
+        CHECK(cancel);
+        armed = false;
+        CHECK(!backend->execute(batch, logits));  // cancelled before it begins
+        const std::vector<float> tail = run(*backend, program, std::span(tokens).last(10), 10, 10);
+        CHECK(same(tail, {expected.end() - static_cast<std::ptrdiff_t>(tail.size()), expected.end()}));
+    }
+}
+
+TEST_CASE(
+    "tensor split: the error of one device ends the batch on all, with its name, and the next batch works") {
+    const TinyProgram tiny({.layers = 2, .type = gguf::Type::Q8_0}, 54);
+    const Program &program = tiny.program();
+    const std::vector<int32_t> tokens = random_tokens(6, 54), positions = {0, 1, 2, 3, 4, 5}, rows = {5};
+    for (const size_t failing : {0, 1, 2}) {
+        std::atomic<bool> armed = false;
+        Ranks three = make_ranks(one_cpu, 3);
+        three[failing] = std::make_unique<FailingBackend>(std::move(three[failing]), armed);
+        const auto backend = make_tensor_backend(std::move(three), {1, 1, 1}, names(3));
+        backend->load(program, {{kBlocks}}, kMaxTokens);
+        const std::vector<float> expected = run(*backend, program, tokens, 6);
+        armed = true;
+        const std::vector<BlockId> table = {0};
+        const SequenceSpan span{0, 6, 0, {table}};
+        std::vector<float> logits(static_cast<size_t>(program.vocab));
+        const std::string message = "number " + std::to_string(failing) + ": the device is lost";
+        for (int again = 0; again < 2; ++again)
+            CHECK_THROWS_WITH_AS(backend->execute({tokens, positions, {&span, 1}, rows}, logits),
+                                 message.c_str(), BackendError);
+        armed = false;
+        CHECK(same(run(*backend, program, tokens, 6), expected));
+    }
+}
+
+TEST_CASE("tensor split: a device without memory is named, and loading can be stopped") {
+    const Gpus gpus(3);
+    const TinyProgram tiny({.layers = 2, .type = gguf::Type::Q8_0}, 55);
+    simt::settings().memory_of = {size_t{1} << 30, size_t{1} << 30, 1000};
+    std::string error;
+    try {
+        make_tensor_backend(make_ranks(one_gpu, 3), {1, 1, 1}, names(3))
+            ->load(tiny.program(), {{kBlocks}}, kMaxTokens);
+    } catch (const BackendError &caught) {
+        CHECK(caught.kind == BackendError::Kind::OutOfMemory);
+        error = caught.what();
+    }
+    CHECK(error.starts_with("number 2: the GPU has 1 MiB free, but "));
+    simt::settings().memory_of.clear();
+    const auto backend = make_tensor_backend(make_ranks(one_gpu, 3), {1, 1, 1}, names(3));
+    size_t most = 0;
+    backend->on_load([&](size_t done, size_t all) {
+        CHECK(done <= all);
+        most = std::max(most, done);
+        return true;
+    });
+    backend->load(tiny.program(), {{kBlocks}}, kMaxTokens);
+    CHECK(most > matrix_bytes(tiny.program()) / 2);
+    CHECK(backend->info().name == "3 x emulated device");
+    CHECK(backend->info().kind == "cuda+cuda+cuda [1+1+1]");
+    backend->on_load([](size_t, size_t) { return false; });
+    CHECK_THROWS_AS(backend->load(tiny.program(), {{kBlocks}}, kMaxTokens), BackendError);
+}
+
+TEST_CASE("tensor split: a program in two parts gives the slot between them and takes it back") {
+    for (uint32_t ranks = 1; ranks <= 4; ++ranks) {
+        CAPTURE(ranks);
+        const Gpus gpus(static_cast<int>(ranks));
+        const TinyProgram tiny({.layers = 2, .type = gguf::Type::Q8_0}, 60 + ranks);
+        Program program = tiny.program();
+        // The residual stream, which is gathered at the end of the first part.
+        const Slot hidden = std::get<Norm>(program.steps[program.steps.size() - 2]).in;
+        const int64_t width = program.slots[static_cast<size_t>(hidden)].width;
+        program.parts = {{program.steps.size() - 2, {}, {hidden}}, {program.steps.size(), {hidden}, {}}};
+        const MakeDevice make = ranks % 2 ? one_gpu : one_cpu;
+        std::vector<float> logits[2], states[2];
+        for (const bool split : {false, true}) {
+            const auto backend =
+                split ? make_tensor_backend(make_ranks(make, ranks), Shares(ranks, 1)) : make(0);
+            backend->load(program, {{kBlocks}}, kMaxTokens);
+            const std::vector<int32_t> tokens = random_tokens(6, ranks), positions = {0, 1, 2, 3, 4, 5},
+                                       rows = {5};
+            const std::vector<BlockId> table = {0};
+            const SequenceSpan span{0, 6, 0, {table}};
+            Batch batch{tokens, positions, {&span, 1}, rows};
+            REQUIRE(backend->execute(batch, {}));
+            const SlotRows rows_of = backend->exchange(hidden);
+            for (int64_t t = 0; t < 6; ++t) {
+                float *row = rows_of.data + t * rows_of.stride;
+                states[split].insert(states[split].end(), row, row + width);
+                for (int64_t i = 0; i < width; ++i) row[i] += 0.25f;  // what another device might return
+            }
+            logits[split].resize(static_cast<size_t>(program.vocab));
+            batch.part = 1;
+            REQUIRE(backend->execute(batch, logits[split]));
+        }
+        CHECK(same(states[0], states[1]));
+        CHECK(same(logits[0], logits[1]));
+    }
+}
