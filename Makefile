@@ -1,4 +1,4 @@
-# make            build/runnel
+# make            build/runnel; with MPI=1 also build/runnel-mpi, for several processes under mpirun
 # make demo       build for the CPU, then stream text from a model
 # make install    to PREFIX (/usr/local): program, man page, completions, licences; make uninstall removes them
 # make dist       a tarball and a Debian package in build/; on x86-64 they run with glibc 2.31 (2020) or newer
@@ -94,7 +94,9 @@ objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 
 .PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan tsan tsan-sample fuzz fuzz-setup fuzzers lint format clean setup
-all: $(BUILD)/runnel
+# MPI=1: also the program whose processes run a model together; needs Open MPI (scripts/setup --mpi).
+MPI ?=
+all: $(BUILD)/runnel $(if $(MPI),$(BUILD)/runnel-mpi)
 
 # Dependencies: dpkg is queried only if the compiler does not find a header.
 setup:
@@ -231,13 +233,15 @@ $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunne
 $(BUILD)/bench-masks: $(BUILD)/obj/tests/tools/bench_masks.o $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
-# A rank of the tests of the MPI communicator (tests/kernels/mpi_communicator_test.cpp); needs Open MPI.
+# Open MPI (MPI=1): the program for several processes, and what its tests start (tests/kernels/mpi_communicator_test.cpp).
 mpi_include := $(firstword $(shell mpicxx --showme:incdirs 2>/dev/null))
-mpi_ranks := $(if $(mpi_include),$(BUILD)/mpi-ranks)
-mpi_objects := $(addprefix $(BUILD)/obj/,tests/tools/mpi_ranks.o kernels/mpi/mpi_communicator.o)
+mpi_libs = $(addprefix -L,$(shell mpicxx --showme:libdirs)) -lmpi
+mpi_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,tests/tools/mpi_ranks.cpp $(wildcard kernels/mpi/*.cpp))
 $(mpi_objects): CXXFLAGS += -isystem $(mpi_include)
-$(BUILD)/mpi-ranks: $(mpi_objects) $(BUILD)/obj/kernels/collective.o $(BUILD)/obj/kernels/backend.o
-	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(addprefix -L,$(shell mpicxx --showme:libdirs)) -lmpi
+$(BUILD)/mpi-ranks: $(mpi_objects) $(BUILD)/librunnel.a
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(mpi_objects) $(BUILD)/librunnel.a $(LDLIBS) $(mpi_libs)
+$(BUILD)/runnel-mpi: $(BUILD)/obj/main.o $(filter $(BUILD)/obj/kernels/%,$(mpi_objects)) $(BUILD)/librunnel.a $(cuda_objects)
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS) $(CUDA_LIBS) $(mpi_libs)
 
 # The table of the kernels' machine code (scripts/kernel-table).
 $(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/tests/gpu/cubin.o
@@ -284,7 +288,7 @@ $(BUILD)/obj/engine/commands/version.o: $(BUILD)/commit
 $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"'
 
 # (make-model: for the dry run of scripts/gpu-check. What the tests only start is not built with sanitizers.)
-test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUILD)/runnel-dist $(mpi_ranks))
+test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUILD)/runnel-dist $(if $(mpi_include),$(BUILD)/mpi-ranks $(BUILD)/runnel-mpi))
 	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
 asan: setup

@@ -21,6 +21,7 @@
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 #include "kernels/backend.h"
+#include "kernels/process_group.h"
 
 namespace {
 
@@ -48,6 +49,8 @@ int guarded(const Arguments &arguments, Io &io) {
         return dispatch(arguments, io);
     } catch (const ClosedPipe &) {
         return exit_code::kDone;
+    } catch (const kernels::LeaderEnded &end) {
+        return end.failed ? exit_code::kFailed : exit_code::kDone;
     } catch (const Interrupted &) {
         return exit_code::kInterrupted;
     } catch (const UsageError &error) {
@@ -148,6 +151,7 @@ int main(int argc, char **argv) {
     hold_standard_descriptors();
     Io io;
     const int code = guarded(Arguments(argv + std::min(argc, 1), argv + argc), io);
+    kernels::leave_process_group();
     // All output is written; unmapping gigabytes and joining threads would only take
     // time.
     _exit(code);

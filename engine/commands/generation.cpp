@@ -1,4 +1,5 @@
 #include "engine/commands/generation.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 #include <algorithm>
 #include <charconv>
@@ -90,6 +91,10 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
     if (!options.tensor_split.empty() && options.split == decode::Split::None)
         throw UsageError(
             "--tensor-split divides the layers, but --split none puts them on one GPU: leave one out");
+    if (on_several_processes(options) && !options.several_processes)
+        throw UsageError(
+            "--split tensor on several processes works with run and perplexity alone (batch has --shard "
+            "auto)");
     gguf::note_model(options.path);
     return {.model = options.path,
             .threads = options.threads,
@@ -125,7 +130,7 @@ decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &
         draft.batch = model.batch;
         draft.device = flags.device;
         draft.gpu_layers = flags.gpu_layers;
-        draft.split = model.split;
+        draft.split = model.split == decode::Split::Tensor ? decode::Split::Layer : model.split;
         options.model = engine_options(draft);
     }
     options.self_layers = flags.self_layers;

@@ -16,6 +16,8 @@
 #include "engine/model/window.h"
 #include "gguf/base/timer.h"
 #include "kernels/device.h"
+#include "kernels/group_backend.h"
+#include "kernels/process_group.h"
 #include "kernels/split_backend.h"
 #include "kernels/steps.h"
 #include "kernels/tensor_backend.h"
@@ -94,6 +96,8 @@ void Engine::start(const EngineOptions &options) {
     devices_ = {cpu_};
     DeviceChoice choice;
     const bool tensor = options.device.split == Split::Tensor;
+    if (const int processes = kernels::started_together(); tensor && processes > 1)
+        return start_processes(options, processes);
     if (tensor || options.device.device != cpu_->name())  // listing GPUs takes a moment
         choice = choose_device(options.device, kernels::devices(options.threads));
     if (!choice.note.empty()) notes_.push_back(choice.note);
@@ -148,9 +152,9 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
 }
 
 void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice &choice) {
-    if (draft_block_) {
+    if (!draft_blocks_.empty()) {
         no_draft_block_ = "the next-token-prediction block does not work with --split tensor";
-        draft_block_.reset();
+        draft_blocks_.clear();
     }
     TensorPlan plan =
         plan_tensor_split(model_.program, choice.gpus, options.device.placement, context_request(options));
@@ -161,6 +165,33 @@ void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice
     placement_ =
         "all layers on " + std::to_string(devices_.size()) + " GPUs, each with some rows of every matrix";
     devices_.push_back(cpu_);
+    start_executor(options, plan.context);
+}
+
+// The first process leads; the others do what it does, and end with it.
+void Engine::start_processes(const EngineOptions &options, int processes) {
+    if (options.device.device != "auto" && options.device.device != cpu_->name())
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "several processes run a model on CPUs only: leave out --device");
+    draft_blocks_.clear();
+    no_draft_block_ = "the next-token-prediction block does not work with --split tensor";
+    TensorPlan plan =
+        plan_processes(model_.program, cpu_, processes, options.device.placement, context_request(options));
+    kernels::Communicator &group = kernels::process_group();
+    if (group.rank() > 0) {
+        const auto device = cpu_->backend();
+        try {
+            kernels::follow(*device, group, model_.program, plan.shares);
+        } catch (const kernels::BackendError &) {
+            throw kernels::LeaderEnded{.failed =
+                                           true};  // the leader reports the error, with this process's number
+        }
+        throw kernels::LeaderEnded{};
+    }
+    tensor_shares_ = std::move(plan.shares);
+    processes_ = &group;
+    placement_ =
+        "all layers on " + std::to_string(processes) + " processes, each with some rows of every matrix";
     start_executor(options, plan.context);
 }
 
@@ -234,7 +265,9 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
     if (plan.context > context_request(options).own)
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was trained for");
-    std::unique_ptr<kernels::Backend> backend = another_backend();
+    std::unique_ptr<kernels::Backend> backend =
+        processes_ ? kernels::make_leading_backend(cpu_->backend(), *processes_, tensor_shares_)
+                   : another_backend();
     if (!draft_blocks_.empty() && divided_)
         no_draft_block_ =
             "the next-token-prediction block needs all layers on GPUs or all on the CPU (now: " + placement_ +

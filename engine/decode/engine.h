@@ -21,6 +21,7 @@
 #include "engine/text/tokenizer.h"
 #include "gguf/base/timer.h"
 #include "gguf/file.h"
+#include "kernels/communicator.h"
 
 namespace runnel::decode {
 
@@ -72,7 +73,7 @@ class Engine {
     // Where the layers run, in a few words: "all layers on the CPU".
     std::string placement() const;
     // Another backend on the same devices, for a second program: its layers run where this model's layers of
-    // the same numbers run. A draft block runs on the last GPU.
+    // the same numbers run, or in this process alone. A draft block runs on the last GPU.
     std::unique_ptr<kernels::Backend> another_backend() const;
     // An executor for a smaller program next to the model. Its cache has as many cells as the model's, or as
     // `sequences` contexts if that is less. It runs on the model's devices, or, if the GPU is full, on the
@@ -101,6 +102,7 @@ class Engine {
     void start(const EngineOptions &options);
     bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
     void start_tensor_split(const EngineOptions &options, const DeviceChoice &choice);
+    void start_processes(const EngineOptions &options, int processes);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
     ContextRequest context_request(const EngineOptions &options) const;
     int32_t kept_windows(const EngineOptions &options, const ContextPlan &plan) const;
@@ -118,8 +120,9 @@ class Engine {
     DeviceList devices_;  // the GPUs in use, if any, and then the CPU
     std::string placement_ = "all layers on the CPU";
     Placement on_gpus_;
-    std::vector<double> tensor_shares_;  // with --split tensor: of the GPUs
-    bool divided_ = false;               // the layers run partly on GPUs and partly on the CPU
+    std::vector<double> tensor_shares_;           // with --split tensor: of the GPUs
+    kernels::Communicator *processes_ = nullptr;  // that run the model together; this one leads
+    bool divided_ = false;                        // the layers run partly on GPUs and partly on the CPU
     kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;
     std::vector<std::pair<TokenId, float>> never_;  // biases that forbid ids without a token

@@ -75,4 +75,37 @@ TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
     return {std::move(shares), *plan};
 }
 
+TensorPlan plan_processes(const kernels::Program &program, const kernels::DevicePtr &cpu, int processes,
+                          const PlacementRequest &request, const ContextRequest &context) {
+    const auto ranks = static_cast<size_t>(processes);
+    std::vector<double> shares = request.shares.empty() ? std::vector<double>(ranks, 1) : request.shares;
+    if (shares.size() != ranks)
+        throw DecodeError(DecodeError::Kind::BadInput, "--tensor-split has " + std::to_string(shares.size()) +
+                                                           " shares, but there are " + std::to_string(ranks) +
+                                                           " processes");
+    const kernels::TensorProgram tensor = kernels::cut_program(program, shares);
+    ContextRequest each = context;
+    each.cache_size = 0;
+    std::vector<CacheBudget> budgets;
+    for (const kernels::Program &own : tensor.programs) {
+        if (context.cache_size > 0)
+            budgets.push_back({static_cast<size_t>(context.cache_size),
+                               [&own](const kernels::CacheConfig &cache, const CacheShape &) {
+                                   return kernels::block_bytes(own, cache);
+                               }});
+        else
+            budgets.push_back(budget_of(*cpu, own, cpu->free_memory(), context));
+    }
+    const auto plan = plan_context(program, budgets, each);
+    if (!plan)
+        throw DecodeError(
+            DecodeError::Kind::OutOfMemory,
+            context.cache_size > 0
+                ? "the cache of this context does not fit into the --cache-size of each process: choose "
+                  "a shorter context with -c, a larger --cache-size, or more processes"
+                : "the cache of this context does not fit into the free memory next to the weights: "
+                  "choose a shorter context with -c, or more machines");
+    return {std::move(shares), *plan};
+}
+
 }  // namespace runnel::decode

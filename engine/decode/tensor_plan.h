@@ -1,4 +1,5 @@
-// Plans --split tensor: every GPU runs all layers, each its rows of every matrix (kernels/tensor_program.h).
+// Plans --split tensor: every device runs all layers, each its rows of every matrix (kernels/tensor_program.h). The devices
+// are the GPUs of this process, or the CPUs of several processes.
 #pragma once
 
 #include <vector>
@@ -11,7 +12,7 @@
 namespace runnel::decode {
 
 struct TensorPlan {
-    std::vector<double> shares;  // of the rows, by GPU
+    std::vector<double> shares;  // of the rows, by device
     ContextPlan context;
 };
 
@@ -20,5 +21,10 @@ struct TensorPlan {
 // and kernels::BackendError if a GPU cannot be opened or has no kernel for a step.
 TensorPlan plan_tensor_split(const kernels::Program &program, const std::vector<kernels::DevicePtr> &gpus,
                              const PlacementRequest &request, const ContextRequest &context);
+
+// For so many processes on CPUs like this one. The shares are the request's, or equal. ContextRequest::cache_size is the
+// limit of each process. Throws DecodeError as above.
+TensorPlan plan_processes(const kernels::Program &program, const kernels::DevicePtr &cpu, int processes,
+                          const PlacementRequest &request, const ContextRequest &context);
 
 }  // namespace runnel::decode

@@ -26,6 +26,9 @@ enum Tag { kCall, kFailure, kEnd };
 // Messages of MPI have at most INT_MAX bytes, so larger ones go in pieces.
 constexpr size_t kPiece = size_t{1} << 30;
 
+// A rank that has looked so often in vain sleeps between looks: about 10 ms.
+constexpr int kBusyLooks = 20000;
+
 // How long a job that has failed waits for ranks that do not end.
 constexpr std::chrono::seconds kFailedEnd{2};
 
@@ -163,7 +166,10 @@ class MpiCommunicator final : public MeetingCommunicator {
             if (Clock::now() > end)
                 fail(rank_name(*missing()) + " did not reach " + name(operation) + " within " +
                      std::to_string(deadline_.count()) + " ms");
-            if (looks > 100) std::this_thread::yield();
+            if (looks > kBusyLooks)
+                std::this_thread::sleep_for(std::chrono::microseconds(50));
+            else if (looks > 100)
+                std::this_thread::yield();
         }
         std::vector<const Call *> all;
         for (int r = 0; r < size_; ++r) {

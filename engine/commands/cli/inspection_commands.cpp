@@ -95,7 +95,11 @@ Command perplexity_command() {
     const Confine confine = add_sandbox_option(table);
     command.call = [o, confine](const Words &words, Io &io) {
         o->model.path = words.model;
-        confine({{o->model.path, o->file, o->base}, {o->save_logits}}, o->model.device);
+        o->model.several_processes = true;
+        if (on_several_processes(o->model))
+            stay_outside("several processes run the model");
+        else
+            confine({{o->model.path, o->file, o->base}, {o->save_logits}}, o->model.device);
         return o->has_tasks() ? choice_scores(*o, io) : perplexity(*o, io);
     };
     return command;

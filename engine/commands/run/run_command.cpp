@@ -100,7 +100,12 @@ Command run_command() {
         if (*escapes && options.prompt) options.prompt = without_escapes(*options.prompt);
         if (options.suffix) options.raw = true;
         const bool suffix_file = options.suffix && options.suffix->starts_with('@');
-        confine({{suffix_file ? options.suffix->substr(1) : "", options.model.path, options.draft.model,
+        options.model.several_processes = true;
+        if (on_several_processes(options.model))
+            stay_outside("several processes run the model");
+        else
+            confine(
+                {{suffix_file ? options.suffix->substr(1) : "", options.model.path, options.draft.model,
                   options.system_file.value_or(""), options.chat.file.value_or(""),
                   options.chat.tools.value_or(""), options.file.value_or(""),
                   options.generation.constraint.grammar.value_or(""),

@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "kernels/process_group.h"
+
 namespace runnel::commands {
 
 Confine add_sandbox_option(OptionTable &table) {
@@ -17,6 +19,10 @@ Confine add_sandbox_option(OptionTable &table) {
         if (may_use_gpu(device)) return stay_outside("a GPU may be used");
         enter_sandbox(paths);
     };
+}
+
+bool on_several_processes(const ModelOptions &model) {
+    return model.split == decode::Split::Tensor && kernels::started_together() > 1;
 }
 
 std::string gpu_wish(const ModelOptions &model, const DraftFlags &draft) {

@@ -1,0 +1,320 @@
+#include "kernels/group_backend.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels/steps.h"
+#include "kernels/tensor_program.h"
+#include "kernels/tensor_rank.h"
+
+namespace runnel::kernels {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+// What the leader tells the followers to do.
+enum class Command : int32_t { Load, Execute, CopyBlocks, WriteState, End };
+
+class Writer {
+  public:
+    explicit Writer(Command command) { put(command); }
+
+    template <typename T>
+    void put(const T &value) {
+        static_assert(std::is_trivially_copyable_v<T>);
+        const auto *raw = reinterpret_cast<const std::byte *>(&value);
+        bytes_.insert(bytes_.end(), raw, raw + sizeof value);
+    }
+    template <typename T>
+    void list(std::span<const T> values) {
+        put(values.size());
+        const auto raw = std::as_bytes(values);
+        bytes_.insert(bytes_.end(), raw.begin(), raw.end());
+    }
+    const Bytes &bytes() const { return bytes_; }
+
+  private:
+    Bytes bytes_;
+};
+
+// Reads what a Writer of the same program has written.
+class Reader {
+  public:
+    explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
+
+    template <typename T>
+    T get() {
+        T value;
+        std::memcpy(&value, rest_.data(), sizeof value);
+        rest_ = rest_.subspan(sizeof value);
+        return value;
+    }
+    template <typename T>
+    std::vector<T> list() {
+        std::vector<T> values(get<size_t>());
+        const size_t size = values.size() * sizeof(T);
+        if (size > 0) std::memcpy(values.data(), rest_.data(), size);
+        rest_ = rest_.subspan(size);
+        return values;
+    }
+
+  private:
+    std::span<const std::byte> rest_;
+};
+
+// The leader's message to all, on every rank: first its size, then its bytes.
+Bytes tell(Communicator &communicator, Bytes message) {
+    uint64_t size = message.size();
+    communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+    message.resize(size);
+    communicator.broadcast(message, 0);
+    return message;
+}
+
+// Equal for programs with the same shapes, steps and weight sizes: enough to notice another file or other options.
+uint64_t fingerprint(const Program &program) {
+    uint64_t hash = 14695981039346656037u;  // FNV-1a
+    const auto add = [&](uint64_t value) {
+        for (int i = 0; i < 8; ++i) hash = (hash ^ ((value >> (8 * i)) & 255)) * 1099511628211u;
+    };
+    for (const Weight &weight : program.weights) {
+        add(static_cast<uint64_t>(weight.type)), add(static_cast<uint64_t>(weight.rows));
+        add(static_cast<uint64_t>(weight.cols)), add(static_cast<uint64_t>(weight.count));
+        for (const char c : weight.name) add(static_cast<unsigned char>(c));
+    }
+    for (const SlotInfo &slot : program.slots) add(static_cast<uint64_t>(slot.width));
+    for (const CacheLayer &layer : program.cache_layers)
+        add(static_cast<uint64_t>(layer.group)), add(static_cast<uint64_t>(layer.kv_heads)),
+            add(static_cast<uint64_t>(layer.head_dim_k));
+    for (const Step &step : program.steps) add(step.index());
+    add(static_cast<uint64_t>(program.vocab));
+    return hash;
+}
+
+// A batch, and the memory that its spans refer to on a follower.
+struct ReceivedBatch {
+    std::vector<int32_t> tokens, positions, logit_rows;
+    std::vector<SequenceSpan> sequences;
+    std::vector<std::vector<BlockId>> tables;
+    Batch batch;
+};
+
+void put(Writer &to, const Batch &batch) {
+    to.list(batch.tokens), to.list(batch.positions), to.list(batch.logit_rows);
+    to.put(batch.part);
+    to.put(batch.sequences.size());
+    for (const SequenceSpan &span : batch.sequences) {
+        to.put(span.first), to.put(span.count), to.put(span.past);
+        to.put(span.shared), to.put(span.shared_from), to.put(span.state);
+        to.list(std::span<const StateWrite>(span.state_writes));
+        to.put(span.tables.size());
+        for (const auto &table : span.tables) to.list(table);
+    }
+}
+
+void get(Reader &from, ReceivedBatch &into) {
+    into.tokens = from.list<int32_t>(), into.positions = from.list<int32_t>();
+    into.logit_rows = from.list<int32_t>();
+    into.batch = {};
+    into.batch.part = from.get<int32_t>();
+    into.sequences.assign(from.get<size_t>(), {});
+    into.tables.clear();
+    std::vector<size_t> table_counts;
+    for (SequenceSpan &span : into.sequences) {
+        span.first = from.get<int32_t>(), span.count = from.get<int32_t>(), span.past = from.get<int32_t>();
+        span.shared = from.get<int32_t>(), span.shared_from = from.get<int32_t>();
+        span.state = from.get<StateId>();
+        span.state_writes = from.list<StateWrite>();
+        table_counts.push_back(from.get<size_t>());
+        for (size_t i = 0; i < table_counts.back(); ++i) into.tables.push_back(from.list<BlockId>());
+    }
+    size_t table = 0;
+    for (size_t s = 0; s < into.sequences.size(); ++s)
+        for (size_t i = 0; i < table_counts[s]; ++i) into.sequences[s].tables.push_back(into.tables[table++]);
+    into.batch.tokens = into.tokens, into.batch.positions = into.positions;
+    into.batch.logit_rows = into.logit_rows, into.batch.sequences = into.sequences;
+}
+
+// What leader and followers do alike: one rank's part of the program on its device.
+class Member {
+  public:
+    Member(Backend &device, Communicator &communicator, std::span<const double> shares)
+        : device_(device), communicator_(communicator), shares_(shares.begin(), shares.end()) {
+        assert(shares_.size() == static_cast<size_t>(communicator.size()));
+    }
+
+    void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
+        rank_.reset();
+        tensor_ = cut_program(program, shares_);
+        cache_ = cache;
+        on_device([&] { device_.load(own(), cache, max_tokens); });
+        rank_.emplace(device_, communicator_, tensor_);
+        communicator_.barrier();  // throws if a rank has failed to load
+    }
+    bool execute(const Batch &batch, std::span<float> logits) { return rank_->execute(batch, logits); }
+    std::exception_ptr error() const { return rank_ ? rank_->error() : nullptr; }
+    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
+        if (cache_block_bytes(own(), group, cache_.k, cache_.v) > 0)
+            on_device([&] { device_.copy_blocks(group, copies); });
+    }
+    void write_state(StateId slot, std::span<const std::byte> bytes) {
+        on_device([&] { device_.write_state(slot, bytes); });
+    }
+
+    // Calls f; if it throws, all ranks fail.
+    template <typename F>
+    void on_device(F &&f) {
+        try {
+            f();
+        } catch (const std::exception &error) {
+            communicator_.abort(error.what());
+            throw;
+        }
+    }
+
+  private:
+    const Program &own() const { return tensor_.programs[static_cast<size_t>(communicator_.rank())]; }
+
+    Backend &device_;
+    Communicator &communicator_;
+    const std::vector<double> shares_;
+    TensorProgram tensor_;
+    CacheConfig cache_;
+    std::optional<TensorRank> rank_;
+};
+
+class LeadingBackend final : public Backend {
+  public:
+    LeadingBackend(std::unique_ptr<Backend> device, Communicator &communicator,
+                   std::span<const double> shares)
+        : device_(std::move(device)), communicator_(communicator), member_(*device_, communicator, shares) {
+        assert(communicator.rank() == 0);
+    }
+    ~LeadingBackend() override {
+        try {
+            tell(communicator_, Writer(Command::End).bytes());
+        } catch (const std::exception &) {
+            // The ranks have failed: the followers have ended, or never will because of this message.
+        }
+    }
+
+    DeviceInfo info() const override {
+        DeviceInfo info = device_->info();
+        info.name = std::to_string(communicator_.size()) + " processes, this one on " + info.name;
+        return info;
+    }
+    void on_load(LoadProgress progress) override { device_->on_load(std::move(progress)); }
+    int64_t launches() const override { return device_->launches(); }
+
+    void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
+        Writer message(Command::Load);
+        message.put(fingerprint(program));
+        message.list(std::span<const int32_t>(cache.blocks));
+        message.put(cache.k), message.put(cache.v), message.put(cache.context), message.put(cache.states);
+        message.put(max_tokens);
+        tell(communicator_, message.bytes());
+        member_.load(program, cache, max_tokens);
+    }
+
+    bool execute(const Batch &batch, std::span<float> logits) override {
+        if (batch.cancel != nullptr && *batch.cancel) return false;
+        Writer message(Command::Execute);
+        put(message, batch);
+        tell(communicator_, message.bytes());
+        try {
+            return member_.execute(batch, logits);
+        } catch (const BackendError &) {
+            if (const std::exception_ptr own = member_.error()) std::rethrow_exception(own);
+            throw;
+        }
+    }
+    SlotRows exchange(Slot slot) override { return device_->exchange(slot); }
+
+    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
+        Writer message(Command::CopyBlocks);
+        message.put(group);
+        message.list(copies);
+        tell(communicator_, message.bytes());
+        member_.copy_blocks(group, copies);
+    }
+    void read_block(int32_t, BlockId, std::span<std::byte>) override { no_blocks(); }
+    void write_block(int32_t, BlockId, std::span<const std::byte>) override { no_blocks(); }
+
+    void read_state(StateId slot, std::span<std::byte> bytes) override { device_->read_state(slot, bytes); }
+    void write_state(StateId slot, std::span<const std::byte> bytes) override {
+        Writer message(Command::WriteState);
+        message.put(slot);
+        message.list(bytes);
+        tell(communicator_, message.bytes());
+        member_.write_state(slot, bytes);
+    }
+
+  private:
+    [[noreturn]] static void no_blocks() {
+        throw BackendError(BackendError::Kind::Failed,
+                           "the cache of a model that several processes run cannot be saved or restored");
+    }
+
+    std::unique_ptr<Backend> device_;
+    Communicator &communicator_;
+    Member member_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_leading_backend(std::unique_ptr<Backend> device, Communicator &communicator,
+                                              std::span<const double> shares) {
+    return std::make_unique<LeadingBackend>(std::move(device), communicator, shares);
+}
+
+void follow(Backend &device, Communicator &communicator, const Program &program,
+            std::span<const double> shares) {
+    assert(communicator.rank() > 0);
+    Member member(device, communicator, shares);
+    ReceivedBatch received;
+    for (;;) {
+        const Bytes message = tell(communicator, {});
+        Reader reader(message);
+        switch (reader.get<Command>()) {
+            case Command::Load: {
+                if (reader.get<uint64_t>() != fingerprint(program)) {
+                    const char *why =
+                        "this process has opened another model, or has other options, than rank 0";
+                    communicator.abort(why);
+                    throw BackendError(BackendError::Kind::Failed, why);
+                }
+                CacheConfig cache{.blocks = reader.list<int32_t>()};
+                cache.k = reader.get<CacheType>(), cache.v = reader.get<CacheType>();
+                cache.context = reader.get<int32_t>(), cache.states = reader.get<int32_t>();
+                member.load(program, cache, reader.get<int32_t>());
+                break;
+            }
+            case Command::Execute:
+                get(reader, received);
+                member.execute(received.batch, {});
+                break;
+            case Command::CopyBlocks: {
+                const auto group = reader.get<int32_t>();
+                member.copy_blocks(group, reader.list<BlockCopy>());
+                break;
+            }
+            case Command::WriteState: {
+                const auto slot = reader.get<StateId>();
+                member.write_state(slot, reader.list<std::byte>());
+                break;
+            }
+            case Command::End:
+                return;
+        }
+    }
+}
+
+}  // namespace runnel::kernels

@@ -1,0 +1,92 @@
+// A model on several processes (mpirun runnel-mpi --split tensor): the text of one process, with a part of the cache each.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "tests/support/data.h"
+#include "tests/support/mpirun.h"
+#include "tests/support/process.h"
+
+using runnel::testing::execute;
+using runnel::testing::has_mpi;
+using runnel::testing::Job;
+using runnel::testing::mpirun;
+
+namespace {
+
+const std::string kModel = "tests/models/demo-q8_0.gguf";
+const std::string kPrompt = "'Once upon a time there was a king who'";
+
+// The first line of stderr that runnel has written.
+std::string error_line(const std::string &err) {
+    const size_t at = err.find("runnel: ");
+    return at == std::string::npos ? "" : err.substr(at, err.find('\n', at) - at);
+}
+
+}  // namespace
+
+TEST_CASE("processes: greedy text of one to four processes is that of one without MPI") {
+    if (!has_mpi()) return;
+    const auto alone = execute({.arguments = {"run", kModel, "Once upon a time there was a king who", "--raw",
+                                              "-n", "40", "--temp", "0"}});
+    REQUIRE(alone.code == 0);
+    for (const int ranks : {1, 2, 3, 4}) {
+        CAPTURE(ranks);
+        const Job job =
+            mpirun(ranks, "build/runnel-mpi run " + kModel + " " + kPrompt + " --raw -n 40 --temp 0 -t 1" +
+                              (ranks > 1 ? " --split tensor" : ""));
+        CHECK(job.code == 0);
+        CHECK(job.out == alone.out);
+        CHECK(job.err == "");
+    }
+}
+
+TEST_CASE("processes: samples, drafts and quantized caches give the same text, too") {
+    if (!has_mpi()) return;
+    for (const std::string options :
+         {"--samples 3 --temp 0.8 --seed 5", "--lookup --temp 0.7 --seed 2", "-ctk q8_0 -ctv q4_0 --temp 0",
+          "-md tests/models/demo-draft-q8_0.gguf --temp 0 --spec-verify", "--beams 3"}) {
+        CAPTURE(options);
+        const std::string command =
+            "build/runnel-mpi run " + kModel + " " + kPrompt + " --raw -n 30 -t 1 " + options;
+        const Job one = mpirun(1, command),
+                  three = mpirun(3, command + " --split tensor --tensor-split 2,1,1");
+        CHECK(one.code == 0);
+        CHECK(three.code == 0);
+        CHECK(three.out == one.out);
+    }
+}
+
+TEST_CASE("processes: a context that the cache limit of one process refuses runs on two") {
+    if (!has_mpi()) return;
+    const std::string command = "build/runnel-mpi run " + kModel + " " + kPrompt +
+                                " --raw -n 10 --temp 0 -t 1 -c 512 --cache-size 700K";
+    const Job one = mpirun(1, command), two = mpirun(2, command + " --split tensor");
+    CHECK(one.code == 4);
+    CHECK(error_line(one.err).find("--cache-size") != std::string::npos);
+    CHECK(two.code == 0);
+    CHECK(!two.out.empty());
+    CHECK(two.err == "");
+}
+
+TEST_CASE("processes: one message tells what is wrong") {
+    if (!has_mpi()) return;
+    const Job without = mpirun(2, "build/runnel run " + kModel + " hi --split tensor");
+    CHECK(without.code == 1);
+    CHECK(error_line(without.err).find("make MPI=1") != std::string::npos);
+    const Job shares =
+        mpirun(2, "build/runnel-mpi run " + kModel + " hi --split tensor --tensor-split 1,1,1");
+    CHECK(shares.code == 1);
+    CHECK(error_line(shares.err) == "runnel: --tensor-split has 3 shares, but there are 2 processes");
+}
+
+TEST_CASE("processes: a process that is killed ends the job within 10 seconds") {
+    if (!has_mpi()) return;
+    // The second process kills itself when a tenth of the text can be there.
+    const Job job = mpirun(2,
+                           "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 2; kill -9 $$) & fi; exec "
+                           "build/runnel-mpi run " +
+                               kModel + " hi --raw -n 100000 --ignore-eos -c 100k -t 1 --split tensor'");
+    CHECK(job.code != 0);
+    CHECK(job.seconds < 12);
+}

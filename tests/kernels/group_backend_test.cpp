@@ -1,0 +1,166 @@
+// A leader and its followers, here threads, give the bits of one device. Between processes: mpi_communicator_test.cpp.
+#include "kernels/group_backend.h"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/support/program_runs.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::kernels;
+using tests::kBlocks;
+using tests::kMaxTokens;
+using tests::random_tokens;
+using tests::run;
+using tests::run_branch;
+using tests::same;
+using tests::TinyProgram;
+using tests::TinyShape;
+
+namespace {
+
+// While `armed`, every batch fails.
+class FailingBackend final : public ForwardingBackend {
+  public:
+    FailingBackend(std::unique_ptr<Backend> device, const std::atomic<bool> &armed)
+        : ForwardingBackend(std::move(device)), armed_(armed) {}
+    bool execute(const Batch &batch, std::span<float> logits) override {
+        if (armed_) throw BackendError(BackendError::Kind::Failed, "the device is lost");
+        return ForwardingBackend::execute(batch, logits);
+    }
+
+  private:
+    const std::atomic<bool> &armed_;
+};
+
+using Follower = std::function<void(Communicator &)>;
+
+// Runs lead(backend) with a follower on each of the other ranks. Returns what the followers throw; empty: nothing.
+std::vector<std::string> with_followers(size_t ranks, const std::vector<double> &shares,
+                                        const Follower &follower,
+                                        const std::function<void(Backend &)> &lead) {
+    const auto communicators = make_local_communicators(static_cast<int>(ranks), std::chrono::seconds(60));
+    std::vector<std::string> errors(ranks);
+    std::vector<std::thread> threads;
+    for (size_t r = 1; r < ranks; ++r)
+        threads.emplace_back([&, r] {
+            try {
+                follower(*communicators[r]);
+            } catch (const BackendError &error) {
+                errors[r] = error.what();
+            }
+        });
+    try {
+        const auto backend = make_leading_backend(cpu::make_cpu_backend(1), *communicators[0], shares);
+        lead(*backend);
+    } catch (...) {
+        communicators[0]->abort("the test has failed");
+        for (std::thread &thread : threads) thread.join();
+        throw;
+    }
+    for (std::thread &thread : threads) thread.join();
+    return errors;
+}
+
+TinyShape shape_of(uint32_t seed) {
+    TinyShape shape{.layers = 3, .type = seed % 2 ? gguf::Type::Q8_0 : gguf::Type::F32};
+    shape.varied = seed > 2;
+    shape.heads = 8, shape.kv_heads = std::vector<int32_t>{1, 2, 4}[seed % 3];
+    shape.width = 96, shape.feed_forward = 160, shape.vocab = 150;
+    return shape;
+}
+
+// The message of the error that f throws.
+std::string error_of(const std::function<void()> &f) {
+    try {
+        f();
+    } catch (const BackendError &error) {
+        return error.what();
+    }
+    return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("group: a leader and its followers give the bits of one device") {
+    for (uint32_t seed = 1; seed <= 4; ++seed) {
+        CAPTURE(seed);
+        const TinyProgram tiny(shape_of(seed), seed);
+        const Program &program = tiny.program();
+        const std::vector<int32_t> tokens = random_tokens(kMaxTokens, seed);
+        const CacheConfig cache{{kBlocks}, seed % 2 ? CacheType::F16 : CacheType::Q8_0};
+        const auto whole = cpu::make_cpu_backend(1);
+        whole->load(program, cache, kMaxTokens);
+        const std::vector<float> expected = run(*whole, program, tokens, tokens.size());
+        const std::vector<float> guesses = run_branch(*whole, program, tokens, 37);
+        std::vector<double> shares(1 + seed, 1);
+        shares.back() = seed;
+        const auto errors = with_followers(
+            shares.size(), shares,
+            [&](Communicator &communicator) {
+                const auto device = cpu::make_cpu_backend(1);
+                follow(*device, communicator, program, shares);
+            },
+            [&](Backend &leader) {
+                leader.load(program, cache, kMaxTokens);
+                CHECK(same(run(leader, program, tokens, tokens.size()), expected));
+                CHECK(same(run_branch(leader, program, tokens, 37), guesses));
+                CHECK(same(run(leader, program, tokens, 7), expected));
+                std::atomic<bool> cancel = true;
+                CHECK(!leader.execute({.tokens = tokens, .cancel = &cancel}, {}));
+                std::vector<std::byte> block(8);
+                CHECK(error_of([&] { leader.read_block(0, 0, block); }).find("cannot be saved") !=
+                      std::string::npos);
+                leader.load(program, cache, kMaxTokens);  // a second time
+                CHECK(same(run(leader, program, tokens, 13), expected));
+            });
+        for (const std::string &error : errors) CHECK(error == "");
+    }
+}
+
+TEST_CASE("group: a follower with another program is named") {
+    const TinyProgram tiny(shape_of(1), 1), other(shape_of(2), 2);
+    const std::vector<double> shares(2, 1);
+    const std::string expected =
+        "rank 1: this process has opened another model, or has other options, than rank 0";
+    const auto errors = with_followers(
+        2, shares,
+        [&](Communicator &communicator) {
+            const auto device = cpu::make_cpu_backend(1);
+            follow(*device, communicator, other.program(), shares);
+        },
+        [&](Backend &leader) {
+            CHECK(error_of([&] { leader.load(tiny.program(), {{kBlocks}}, kMaxTokens); }) == expected);
+        });
+    CHECK(errors[1].find("another model") != std::string::npos);
+}
+
+TEST_CASE("group: a follower whose device fails is named, and all end") {
+    const TinyProgram tiny(shape_of(1), 1);
+    const std::vector<double> shares(3, 1);
+    std::atomic<bool> armed = false;
+    const std::vector<int32_t> tokens = random_tokens(4, 1);
+    const auto errors = with_followers(
+        3, shares,
+        [&](Communicator &communicator) {
+            std::unique_ptr<Backend> device = cpu::make_cpu_backend(1);
+            if (communicator.rank() == 2) device = std::make_unique<FailingBackend>(std::move(device), armed);
+            follow(*device, communicator, tiny.program(), shares);
+        },
+        [&](Backend &leader) {
+            leader.load(tiny.program(), {{kBlocks}}, kMaxTokens);
+            run(leader, tiny.program(), tokens, 4);
+            armed = true;
+            const std::vector<BlockId> table{0};
+            const SequenceSpan span{0, 4, 0, {table}};
+            CHECK(error_of([&] { leader.execute({tokens, tokens, {&span, 1}, {}}, {}); }) ==
+                  "rank 2: the device is lost");
+        });
+    CHECK(errors[1] == "rank 2: the device is lost");
+    CHECK(errors[2] == "the device is lost");
+}
