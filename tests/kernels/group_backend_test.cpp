@@ -158,8 +158,9 @@ TEST_CASE("group: a follower whose device fails is named, and all end") {
             armed = true;
             const std::vector<BlockId> table{0};
             const SequenceSpan span{0, 4, 0, {table}};
-            CHECK(error_of([&] { leader.execute({tokens, tokens, {&span, 1}, {}}, {}); }) ==
-                  "rank 2: the device is lost");
+            CHECK(error_of([&] {
+                      leader.execute({tokens, tokens, {&span, 1}, {}}, {});
+                  }) == "rank 2: the device is lost");
         });
     CHECK(errors[1] == "rank 2: the device is lost");
     CHECK(errors[2] == "the device is lost");

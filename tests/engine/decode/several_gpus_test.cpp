@@ -148,16 +148,17 @@ TEST_CASE(
         }
         return "";
     };
-    EngineOptions one = options_for(model);
-    one.device.device = "cuda:0";
-    one.device.placement.gpu_layers = 100;
     const kernels::Program program = model::build(model.file).program;
     const kernels::Devices found = kernels::devices(1);
     const DeviceList devices = {found.gpus[0], found.cpu};
-    const size_t whole =
-        plan_placement(program, devices, {kGiB, kGiB}, {}, {.own = 96, .asked = 96, .batch = 32})->gpu.all();
+    const auto on_one = [&](size_t memory) {
+        return plan_placement(program, devices, {memory, kGiB}, {}, {.own = 96, .asked = 96, .batch = 32});
+    };
+    const size_t whole = on_one(kGiB)->gpu.all();
+    CHECK(!on_one(kGiB)->divided);
     emulated->memory = whole - (size_t{64} << 10);
-    CHECK(error_of(one) != "");
+    const auto reduced = on_one(emulated->memory);
+    CHECK((!reduced || reduced->divided));
     CHECK(error_of(tensor_options(model, {1, 1})) == "");
     emulated->memory = whole / 8;
     const std::string small = error_of(tensor_options(model, {1, 3}));
