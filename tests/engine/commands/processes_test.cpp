@@ -27,8 +27,11 @@ std::string error_line(const std::string &err) {
 
 TEST_CASE("processes: greedy text of one to four processes is that of one without MPI") {
     if (!has_mpi()) return;
-    const auto alone = execute({.arguments = {"run", kModel, "Once upon a time there was a king who", "--raw",
-                                              "-n", "40", "--temp", "0"}});
+    const auto alone =
+        execute({{"run", kModel, "Once upon a time there was a king who", "--raw", "-n", "40", "--temp", "0"},
+                 {},
+                 true,
+                 {}});
     REQUIRE(alone.code == 0);
     for (const int ranks : {1, 2, 3, 4}) {
         CAPTURE(ranks);
