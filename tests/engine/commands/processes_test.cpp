@@ -11,6 +11,7 @@ using runnel::testing::execute;
 using runnel::testing::has_mpi;
 using runnel::testing::Job;
 using runnel::testing::mpirun;
+using runnel::testing::Process;
 
 namespace {
 
@@ -27,11 +28,10 @@ std::string error_line(const std::string &err) {
 
 TEST_CASE("processes: greedy text of one to four processes is that of one without MPI") {
     if (!has_mpi()) return;
-    const auto alone =
-        execute({{"run", kModel, "Once upon a time there was a king who", "--raw", "-n", "40", "--temp", "0"},
-                 {},
-                 true,
-                 {}});
+    Process process;
+    process.arguments = {"run",    kModel, "Once upon a time there was a king who", "--raw", "-n", "40",
+                         "--temp", "0"};
+    const auto alone = execute(process);
     REQUIRE(alone.code == 0);
     for (const int ranks : {1, 2, 3, 4}) {
         CAPTURE(ranks);
