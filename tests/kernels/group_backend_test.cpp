@@ -111,8 +111,10 @@ TEST_CASE("group: a leader and its followers give the bits of one device") {
                 CHECK(same(run(leader, program, tokens, tokens.size()), expected));
                 CHECK(same(run_branch(leader, program, tokens, 37), guesses));
                 CHECK(same(run(leader, program, tokens, 7), expected));
-                std::atomic<bool> cancel = true;
-                CHECK(!leader.execute({.tokens = tokens, .cancel = &cancel}, {}));
+                const std::atomic<bool> cancel = true;
+                Batch cancelled{tokens, {}, {}, {}};
+                cancelled.cancel = &cancel;
+                CHECK(!leader.execute(cancelled, {}));
                 std::vector<std::byte> block(8);
                 CHECK(error_of([&] { leader.read_block(0, 0, block); }).find("cannot be saved") !=
                       std::string::npos);
