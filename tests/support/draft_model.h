@@ -111,7 +111,8 @@ class DraftModel {
     }
     // The output matrix gives the same logits if a number is added to all values of the state.
     void ignore_mean() {
-        std::vector<float> &all = tensors.at("output.weight").all;
+        const char *output = tensors.contains("output.weight") ? "output.weight" : "token_embd.weight";
+        std::vector<float> &all = tensors.at(output).all;
         for (auto row = all.begin(); row != all.end(); row += kDraftWidth) {
             const float mean = std::accumulate(row, row + kDraftWidth, 0.0f) / kDraftWidth;
             std::for_each(row, row + kDraftWidth, [&](float &x) { x -= mean; });
