@@ -192,7 +192,7 @@ TEST_CASE("house: removal leaves what others put beside it; a relative prefix is
 }
 
 // With a program that does nothing, because runnel takes seconds to compress.
-TEST_CASE("house: make dist gives the same bytes whoever builds it, with root as owner of all files") {
+TEST_CASE("house: make dist gives the same bytes under any umask, and root owns all files") {
     const runnel::testing::TemporaryDirectory directory;
     const std::string program = (std::filesystem::absolute(directory.path()) / "program").string();
     REQUIRE(
