@@ -3,17 +3,16 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels/steps.h"
 #include "kernels/tensor_program.h"
 #include "kernels/tensor_rank.h"
+#include "kernels/wire.h"
 
 namespace runnel::kernels {
 namespace {
@@ -23,52 +22,11 @@ using Bytes = std::vector<std::byte>;
 // What the leader tells the followers to do.
 enum class Command : int32_t { Load, Execute, CopyBlocks, WriteState, End };
 
-class Writer {
-  public:
-    explicit Writer(Command command) { put(command); }
-
-    template <typename T>
-    void put(const T &value) {
-        static_assert(std::is_trivially_copyable_v<T>);
-        const auto *raw = reinterpret_cast<const std::byte *>(&value);
-        bytes_.insert(bytes_.end(), raw, raw + sizeof value);
-    }
-    template <typename T>
-    void list(std::span<const T> values) {
-        put(values.size());
-        const auto raw = std::as_bytes(values);
-        bytes_.insert(bytes_.end(), raw.begin(), raw.end());
-    }
-    const Bytes &bytes() const { return bytes_; }
-
-  private:
-    Bytes bytes_;
-};
-
-// Reads what a Writer of the same program has written.
-class Reader {
-  public:
-    explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
-
-    template <typename T>
-    T get() {
-        T value;
-        std::memcpy(&value, rest_.data(), sizeof value);
-        rest_ = rest_.subspan(sizeof value);
-        return value;
-    }
-    template <typename T>
-    std::vector<T> list() {
-        std::vector<T> values(get<size_t>());
-        const size_t size = values.size() * sizeof(T);
-        if (size > 0) std::memcpy(values.data(), rest_.data(), size);
-        rest_ = rest_.subspan(size);
-        return values;
-    }
-
-  private:
-    std::span<const std::byte> rest_;
-};
+WireWriter begin(Command command) {
+    WireWriter message;
+    message.put(command);
+    return message;
+}
 
 // The leader's message to all, on every rank: first its size, then its bytes.
 Bytes tell(Communicator &communicator, Bytes message) {
@@ -107,7 +65,7 @@ struct ReceivedBatch {
     Batch batch;
 };
 
-void put(Writer &to, const Batch &batch) {
+void put(WireWriter &to, const Batch &batch) {
     to.list(batch.tokens), to.list(batch.positions), to.list(batch.logit_rows);
     to.put(batch.part);
     to.put(batch.sequences.size());
@@ -120,7 +78,7 @@ void put(Writer &to, const Batch &batch) {
     }
 }
 
-void get(Reader &from, ReceivedBatch &into) {
+void get(WireReader &from, ReceivedBatch &into) {
     into.tokens = from.list<int32_t>(), into.positions = from.list<int32_t>();
     into.logit_rows = from.list<int32_t>();
     into.batch = {};
@@ -200,7 +158,7 @@ class LeadingBackend final : public Backend {
     }
     ~LeadingBackend() override {
         try {
-            tell(communicator_, Writer(Command::End).bytes());
+            tell(communicator_, begin(Command::End).bytes());
         } catch (const std::exception &) {
             // The ranks have failed: the followers have ended, or never will because of this message.
         }
@@ -215,7 +173,7 @@ class LeadingBackend final : public Backend {
     int64_t launches() const override { return device_->launches(); }
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
-        Writer message(Command::Load);
+        WireWriter message = begin(Command::Load);
         message.put(fingerprint(program));
         message.list(std::span<const int32_t>(cache.blocks));
         message.put(cache.k), message.put(cache.v), message.put(cache.context), message.put(cache.states);
@@ -226,7 +184,7 @@ class LeadingBackend final : public Backend {
 
     bool execute(const Batch &batch, std::span<float> logits) override {
         if (batch.cancel != nullptr && *batch.cancel) return false;
-        Writer message(Command::Execute);
+        WireWriter message = begin(Command::Execute);
         put(message, batch);
         tell(communicator_, message.bytes());
         try {
@@ -239,7 +197,7 @@ class LeadingBackend final : public Backend {
     SlotRows exchange(Slot slot) override { return device_->exchange(slot); }
 
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
-        Writer message(Command::CopyBlocks);
+        WireWriter message = begin(Command::CopyBlocks);
         message.put(group);
         message.list(copies);
         tell(communicator_, message.bytes());
@@ -250,7 +208,7 @@ class LeadingBackend final : public Backend {
 
     void read_state(StateId slot, std::span<std::byte> bytes) override { device_->read_state(slot, bytes); }
     void write_state(StateId slot, std::span<const std::byte> bytes) override {
-        Writer message(Command::WriteState);
+        WireWriter message = begin(Command::WriteState);
         message.put(slot);
         message.list(bytes);
         tell(communicator_, message.bytes());
@@ -282,7 +240,7 @@ void follow(Backend &device, Communicator &communicator, const Program &program,
     ReceivedBatch received;
     for (;;) {
         const Bytes message = tell(communicator, {});
-        Reader reader(message);
+        WireReader reader(message);
         switch (reader.get<Command>()) {
             case Command::Load: {
                 if (reader.get<uint64_t>() != fingerprint(program)) {

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "kernels/collective.h"
+#include "kernels/wire.h"
 
 namespace runnel::kernels {
 namespace {
@@ -41,70 +41,26 @@ void check(int code, const char *what) {
                        std::string(what) + ": " + std::string(text, static_cast<size_t>(length)));
 }
 
-template <typename T>
-void put(Bytes &bytes, const T &value) {
-    const auto *raw = reinterpret_cast<const std::byte *>(&value);
-    bytes.insert(bytes.end(), raw, raw + sizeof value);
-}
-void put(Bytes &bytes, const std::vector<Call::Message> &messages) {
-    put(bytes, messages.size());
-    for (const Call::Message &message : messages) put(bytes, message.rank), put(bytes, message.bytes);
-}
-void put(Bytes &bytes, const Bytes &more) {
-    put(bytes, more.size());
-    bytes.insert(bytes.end(), more.begin(), more.end());
-}
-
-// Reads what put() wrote. The ranks of a job run one program, which the ranks compare when they start.
-class Reader {
-  public:
-    explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
-
-    template <typename T>
-    T value() {
-        T result;
-        std::memcpy(&result, rest_.data(), sizeof result);
-        rest_ = rest_.subspan(sizeof result);
-        return result;
-    }
-    std::vector<Call::Message> messages() {
-        std::vector<Call::Message> all(value<size_t>());
-        for (Call::Message &message : all) message = {value<int>(), value<size_t>()};
-        return all;
-    }
-    void bytes(Bytes &into) {
-        const auto size = value<size_t>();
-        into.assign(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(size));
-        rest_ = rest_.subspan(size);
-    }
-
-  private:
-    std::span<const std::byte> rest_;
-};
-
 // The call as rank `to` sees it.
-void pack(const Call &call, int to, Bytes &into) {
+void pack(const Call &call, int to, WireWriter &into) {
     into.clear();
-    put(into, call.kind), put(into, call.root);
-    put(into, call.sizes.size());
-    for (const size_t size : call.sizes) put(into, size);
-    put(into, call.sends), put(into, call.receives);
-    put(into, call.to_all);
-    put(into, call.to_rank[static_cast<size_t>(to)]);
+    into.put(call.kind), into.put(call.root);
+    into.list<size_t>(call.sizes);
+    into.list<Call::Message>(call.sends), into.list<Call::Message>(call.receives);
+    into.list<std::byte>(call.to_all);
+    into.list<std::byte>(call.to_rank[static_cast<size_t>(to)]);
 }
 
 // The call of another rank, as rank `me` sees it, of `size` ranks.
 void unpack(std::span<const std::byte> from, int me, int size, Call &call) {
-    Reader reader(from);
+    WireReader reader(from);
     call.reset(size);
-    call.kind = reader.value<Call::Kind>();
-    call.root = reader.value<int>();
-    call.sizes.resize(reader.value<size_t>());
-    for (size_t &bytes : call.sizes) bytes = reader.value<size_t>();
-    call.sends = reader.messages();
-    call.receives = reader.messages();
-    reader.bytes(call.to_all);
-    reader.bytes(call.to_rank[static_cast<size_t>(me)]);
+    call.kind = reader.get<Call::Kind>();
+    call.root = reader.get<int>();
+    reader.list(call.sizes);
+    reader.list(call.sends), reader.list(call.receives);
+    reader.list(call.to_all);
+    reader.list(call.to_rank[static_cast<size_t>(me)]);
 }
 
 class MpiCommunicator final : public MeetingCommunicator {
@@ -188,8 +144,9 @@ class MpiCommunicator final : public MeetingCommunicator {
     void send_call() {
         for (int to = 0; to < size_; ++to) {
             if (to == rank_) continue;
-            Bytes &bytes = outgoing_[static_cast<size_t>(to)];
-            pack(calls_[static_cast<size_t>(rank_)], to, bytes);
+            WireWriter &message = outgoing_[static_cast<size_t>(to)];
+            pack(calls_[static_cast<size_t>(rank_)], to, message);
+            const Bytes &bytes = message.bytes();
             for (size_t at = 0;; at += kPiece) {
                 const size_t count = std::min(kPiece, bytes.size() - at);
                 sends_.emplace_back();
@@ -326,7 +283,7 @@ class MpiCommunicator final : public MeetingCommunicator {
     uint64_t called_ = 0;  // number of operations
     uint64_t end_ = 0;
     std::vector<Call> calls_;                     // by rank
-    std::vector<Bytes> outgoing_;                 // by rank
+    std::vector<WireWriter> outgoing_;            // by rank
     std::vector<Incoming> incoming_;              // by rank
     std::vector<std::optional<uint64_t>> ended_;  // by rank: the number of operations it had called
     std::vector<MPI_Request> sends_, notices_;
