@@ -10,7 +10,8 @@
 # make lint       formatting, includes and other rules of the code base
 # make clean
 #
-# Every target first installs missing dependencies (scripts/setup). V=1 shows the commands.
+# Every target first installs missing dependencies (scripts/setup). V=1 shows the commands. UNITS=0 compiles each file
+# alone: faster after a change of one .cpp file, several times slower in a fresh build folder.
 
 # All cores unless -j is given, so that a plain `make demo` is fast.
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
@@ -30,7 +31,9 @@ comma := ,
 BUILD ?= build
 from_scratch := $(if $(wildcard $(BUILD)/obj/main.o),,yes)
 CXX ?= g++
-OPT ?= -O3
+OPT ?= -O2
+# For the kernels and for what else computes: encoding and quantization.
+KERNEL_OPT ?= $(patsubst -O2,-O3,$(OPT))
 # -Wno-restrict: GCC 12 reports a false overlap in std::string's operator+ (GCC bug 105651).
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-restrict -Werror
 # -ffp-contract=off: the order and rounding of every float operation is part of the product (kernels/cpu/README.md).
@@ -82,7 +85,10 @@ cuda_objects := $(BUILD)/obj/kernels/cuda/devices_absent.o
 endif
 
 # The instruction sets whose kernels are compiled in; the others' tables are empty (kernels/cpu/avx2_absent.cpp).
-isas := $(if $(filter x86_64%,$(shell $(CXX) -dumpmachine)),avx2 avx512)
+# ISAS=native: only those that this machine would choose.
+ISAS ?= avx2 avx512
+native_isa = $(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo))
+isas := $(if $(filter x86_64%,$(shell $(CXX) -dumpmachine)),$(if $(filter native,$(ISAS)),$(native_isa),$(ISAS)))
 without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp) \
   $(if $(isas),,gguf/group_search_avx%)
 all_sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' -not -path 'kernels/mpi/*' 2>/dev/null)
@@ -90,8 +96,26 @@ sources := $(filter-out $(call without,$(isas)),$(all_sources))
 tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' \
   -not -path tests/fuzz/driver.cpp 2>/dev/null)
 tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
-objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
-test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
+
+# A fresh build would spend most of its time on headers that every file includes, so each folder is compiled as one unit,
+# with precompiled headers. alone: files that are not, being kernels, or because another file of their folder defines a
+# name of theirs. If the compiler reports a "redefinition", add one of the two files.
+UNITS ?= 1
+kernel_sources := $(filter kernels/cpu/% gguf/group_search_%,$(sources))
+alone := $(if $(filter 0,$(UNITS)),$(sources),$(kernel_sources) $(filter engine/commands/version.cpp \
+  $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp),$(sources)))
+unit_files = $(filter $(wildcard $(1)/*.cpp),$(filter-out $(alone),$(sources)))
+units := $(patsubst %/,$(BUILD)/units/%.o,$(sort $(dir $(filter-out $(alone),$(sources)))))
+objects := $(alone:%.cpp=$(BUILD)/obj/%.o) $(units)
+
+# Test cases likewise: those of a folder as one unit, but for files that cannot be joined (scripts/test-unit).
+# TEST_BUILD: the build folder whose test objects are linked (make asan).
+TEST_BUILD ?= $(BUILD)
+cases := $(filter %_test.cpp,$(tests))
+tests_alone := $(filter-out $(cases),$(tests)) $(if $(filter 0,$(UNITS)),$(cases),$(shell scripts/test-unit --alone $(cases)))
+case_files = $(filter $(wildcard $(1)/*_test.cpp),$(filter-out $(tests_alone),$(cases)))
+case_units := $(patsubst %/,$(TEST_BUILD)/units/%.o,$(sort $(dir $(filter-out $(tests_alone),$(cases)))))
+test_objects := $(tests_alone:%.cpp=$(TEST_BUILD)/obj/%.o) $(case_units)
 
 .PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan tsan tsan-sample fuzz fuzz-setup fuzzers lint format clean setup
 # MPI=1: also the program whose processes run a model together; needs Open MPI (scripts/setup --mpi).
@@ -104,7 +128,7 @@ setup:
 	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <utf8proc.h>' '#include <xxhash.h>' '#include <curl/curl.h>' \
 	  | $(CXX) -std=c++20 -E -x c++ - >/dev/null 2>&1 || scripts/setup
 
-expected_objects = $(if $(filter demo %/runnel-cpu,$(MAKECMDGOALS)),$(demo_objects),$(BUILD)/obj/main.o $(objects) $(cuda_objects)) \
+expected_objects = $(BUILD)/obj/main.o $(objects) $(cuda_objects) \
   $(if $(filter test asan %/tests,$(MAKECMDGOALS)),$(test_objects) $(simt_objects))
 
 $(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
@@ -116,42 +140,42 @@ dist_libraries := $(if $(dist_objects),-Wl$(comma)--no-as-needed $(addprefix -l:
 $(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS) $(dist_libraries)
 
-# The demo: without the CUDA code, even if nvcc exists, and with only the kernels for the instruction set that this
-# machine would choose. A fresh build would spend most of its time on headers that every file includes, so each folder is
-# compiled as one unit, with -O1 and precompiled headers outside of the kernels. demo_alone: files compiled alone, because
-# another file of their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files.
-demo_isas := $(filter $(isas),$(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo)))
-demo_sources := $(filter-out $(call without,$(demo_isas)),$(all_sources))
-demo_alone := $(filter kernels/cpu/% gguf/group_search_% engine/commands/version.cpp \
-  $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp),$(demo_sources))
-demo_folders := $(patsubst %/,%,$(sort $(dir $(filter-out kernels/cpu/%,$(demo_sources)))))
-demo_units := $(demo_folders:%=$(BUILD)/demo/%.o)
-# These need no -O3 in the demo: scalar kernels are not chosen where there are others, and nothing is quantized.
-demo_plain := $(filter gguf/encode_% gguf/output_% gguf/standard_% gguf/value.cpp $(if $(demo_isas),kernels/cpu/%_scalar.cpp),$(demo_alone))
-demo_objects := $(demo_units) $(demo_plain:%.cpp=$(BUILD)/demo/%.o) \
-  $(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter-out $(demo_plain),$(demo_alone)) main.cpp kernels/cuda/devices_absent.cpp)
-# The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that.
-demo_flags = $(patsubst -O3,-O1,$(filter-out $(WARN),$(CXXFLAGS))) -w $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=400000)
-# Not with ccache, which would have to be told to accept precompiled headers.
-demo_headers := $(if $(findstring ccache,$(CXX)),,$(BUILD)/demo/headers.h.gch)
-unit_files = $(filter-out $(demo_alone),$(wildcard $(1)/*.cpp))
+# The demo, as fast as it can be built: without the CUDA code, even if nvcc exists, and with the kernels of one instruction
+# set. The others are not chosen here, the scalar ones neither, which therefore need no -O3.
+$(BUILD)/runnel-cpu: setup
+	@$(MAKE) --no-print-directory BUILD=$(BUILD)/demo NVCC= ISAS=native OPT=-O1 KERNEL_OPT=-O3 WARN=-w $(BUILD)/demo/runnel
+	@ln -f $(BUILD)/demo/runnel $@
+$(filter $(BUILD)/obj/kernels/cpu/% $(BUILD)/obj/gguf/% $(BUILD)/units/gguf% $(BUILD)/units/engine/quantize.o,$(objects)): \
+  override OPT := $(KERNEL_OPT)
+ifneq ($(and $(filter native,$(ISAS)),$(isas)),)
+$(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter kernels/cpu/%_scalar.cpp,$(sources))): override OPT := -O1
+endif
 
-$(BUILD)/runnel-cpu: $(demo_objects)
-	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-
+# The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that. A unit includes its
+# files, so that GCC takes what they declare for a header's, and names that another file has for shadowed; UNITS=0 checks
+# both. ccache must be told to accept precompiled headers.
+unit_flags = $(CXXFLAGS) -Wno-shadow $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage -Wno-maybe-uninitialized \
+  --param ggc-min-heapsize=400000 -fpch-preprocess)
+unit_headers := $(BUILD)/units/headers.h
+case_headers := $(BUILD)/units/tests/headers.h
+common_headers = algorithm chrono filesystem fstream functional map memory mutex nlohmann/json.hpp optional set \
+  span string thread unordered_map variant vector
+export CCACHE_SLOPPINESS = pch_defines,time_macros
 .SECONDEXPANSION:
-$(demo_headers): Makefile | setup
+$(case_headers).gch: common_headers += doctest/doctest.h
+$(unit_headers).gch $(case_headers).gch: Makefile | setup
 	@mkdir -p $(@D)
-	@printf '#include <%s>\n' algorithm chrono filesystem fstream functional map memory mutex nlohmann/json.hpp optional set \
-	  span string thread unordered_map variant vector >$(@:.gch=)
-	$(Q)$(CXX) $(demo_flags) -x c++-header -o $@ $(@:.gch=)
-$(demo_units): $(BUILD)/demo/%.o: $$(call unit_files,$$*) Makefile $(demo_headers) | setup
+	@printf '#include <%s>\n' $(common_headers) >$(@:.gch=)
+	$(Q)$(CXX) $(unit_flags) -x c++-header -o $@ $(@:.gch=)
+$(units): $(BUILD)/units/%.o: $$(call unit_files,$$*) Makefile $(unit_headers).gch | setup
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
-	$(call say,$*/*.cpp)$(CXX) $(demo_flags) $(demo_headers:%.gch=-include %) -MMD -MP -c -o $@ $(@:.o=.cpp)
-$(demo_plain:%.cpp=$(BUILD)/demo/%.o): $(BUILD)/demo/%.o: %.cpp Makefile $(demo_headers) | setup
+	$(call say,$*/*.cpp)$(CXX) $(unit_flags) -include $(unit_headers) -MMD -MP -c -o $@ $(@:.o=.cpp)
+
+$(case_units): $(TEST_BUILD)/units/%.o: $$(call case_files,$$*) Makefile scripts/test-unit $(case_headers).gch | setup
 	@mkdir -p $(@D)
-	$(call say,$<)$(CXX) $(demo_flags) $(demo_headers:%.gch=-include %) -MMD -MP -c -o $@ $<
+	@scripts/test-unit $(call case_files,$*) >$(@:.o=.cpp)
+	$(call say,$*/*_test.cpp)$(CXX) $(unit_flags) -include $(case_headers) -MMD -MP -c -o $@ $(@:.o=.cpp)
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
@@ -179,17 +203,19 @@ $(BUILD)/fault.so: tests/fault/fault.c Makefile
 	@mkdir -p $(@D)
 	$(call say,$@)cc -std=c11 -O1 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
 
+# (The library first: of functions that both have, such as those of std::vector, the linker takes the sanitized ones.)
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUILD)/fault.so
-	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ -Wl,--whole-archive $(BUILD)/librunnel.a -Wl,--no-whole-archive $(test_objects) \
+	  $(BUILD)/libsimt.a $(LDLIBS)
 
-# The test cases of the thread pool and of communicators alone, linked with the demo's objects, for ThreadSanitizer.
+# The test cases of the thread pool and of communicators alone, for ThreadSanitizer.
 $(BUILD)/thread-tests: $(addprefix $(BUILD)/obj/tests/,main.o kernels/cpu/pool_test.o kernels/communicator_test.o support/mcp_server.o) \
-  $(filter-out %/main.o,$(demo_objects))
-	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+  $(BUILD)/librunnel.a $(BUILD)/obj/kernels/cuda/devices_absent.o
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) $(BUILD)/librunnel.a $(LDLIBS)
 
 # Runs the kernels' test cases on a real device (scripts/gpu-check); exits with status 77 if there is none.
-gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels/cuda -name '*.cpp' | sort) tests/gpu/device/main.cpp \
-  tests/support/reference.cpp tests/support/skip.cpp tests/support/tiny_program.cpp) \
+gpu_test_objects := $(filter $(BUILD)/obj/tests/kernels/cuda/% $(BUILD)/units/tests/kernels/cuda%,$(test_objects)) \
+  $(patsubst %.cpp,$(BUILD)/obj/%.o,tests/gpu/device/main.cpp tests/support/reference.cpp tests/support/skip.cpp tests/support/tiny_program.cpp) \
   $(patsubst %.cu,$(BUILD)/obj/%.cuda.o,$(wildcard tests/gpu/device/*.cu))
 $(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
@@ -256,17 +282,14 @@ $(BUILD)/predict: $(BUILD)/obj/tests/tools/predict.o $(BUILD)/obj/tests/gpu/cubi
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_metadata.o \
   $(BUILD)/obj/tests/support/model_recurrent.o $(BUILD)/obj/tests/support/model_vocabulary.o \
-  $(filter $(BUILD)/obj/gguf/%,$(objects))
+  $(filter $(BUILD)/obj/gguf/% $(BUILD)/units/gguf.o $(BUILD)/units/gguf/%,$(objects))
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
 
-# Tests spend their time in the code under test, so the cases are compiled with -O0, in half the time (with the
-# sanitizers a third).
+# Tests spend their time in the code under test, so the cases are compiled with -O0, in half the time.
 $(test_objects): OPT = -O1
-$(filter %_test.o,$(test_objects)): override OPT := -O0
+$(filter %_test.o,$(test_objects)) $(case_units) $(case_headers).gch: override OPT := -O0
 # The PTX interpreter runs millions of instructions, so it is optimized.
 $(filter-out %_test.o,$(filter $(BUILD)/obj/tests/ptx/%,$(test_objects))): override OPT := -O2
-# UBSan checks only the product; in the test cases it would cost a third more compile time.
-$(filter %_test.o,$(test_objects)): override SANITIZE := $(subst address$(comma)undefined,address,$(SANITIZE))
 
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
@@ -291,20 +314,21 @@ $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"
 test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUILD)/runnel-dist $(if $(mpi_include),$(BUILD)/mpi-ranks $(BUILD)/runnel-mpi))
 	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
-asan: setup
-	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
+# The test cases themselves are those of `make test`; what they test is compiled with the sanitizers.
+asan: $(test_objects)
+	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
 # The program, which the test cases start, and the tests of threads are built with the sanitizer; a race ends them with code
-# 66, which no case accepts. They are built as the demo is, in half the time, so that CI also checks that each folder
-# compiles as one unit. tsan-sample (CI): runs, batches and chats of every kind, once each.
+# 66, which no case accepts. tsan-sample (CI): runs, batches and chats of every kind, once each.
 tsan_sample := batch: bytes do not depend on *,batch: every row gets *,batch: an answer comes before *,batch: Ctrl-C*
 tsan_sample := $(tsan_sample),chat: messages that were undone *,chat: Ctrl-C*,chat: at a terminal*,run: --samples*,run: stop strings*
 tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: a full disk*
 tsan tsan-sample: $(BUILD)/tests
-	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel-cpu build-tsan/thread-tests
+	$(MAKE) BUILD=build-tsan NVCC= ISAS=native OPT=-O1 KERNEL_OPT=-O3 WARN=-w SANITIZE=-fsanitize=thread \
+	  build-tsan/runnel build-tsan/thread-tests
 	TSAN_OPTIONS=exitcode=66 build-tsan/thread-tests
-	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel-cpu $(BUILD)/tests \
+	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel $(BUILD)/tests \
 	  -tc='$(if $(filter tsan,$@),run*$(comma)batch*$(comma)chat*$(comma)perplexity*$(comma)*samples*$(comma)speculation*,$(tsan_sample))'
 
 # The fuzzers: one program, linked under a name per target, from only the sources that read untrusted input.
@@ -357,5 +381,5 @@ clean:
 	rm -rf build build-asan build-tsan $(FUZZ_BUILD)
 
 -include $(BUILD)/obj/tests/gpu/device/main.d $(dist_objects:.o=.d) $(tools:%.cpp=$(BUILD)/obj/%.d) $(mpi_objects:.o=.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
-  $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d) $(demo_units:.o=.d) \
+  $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d) \
   $(patsubst %.ptx,%.d,$(call ptx_files,$(cuda_kernels)) $(ptx_sample))

@@ -69,7 +69,7 @@ class Sequence {
     kernels::StateId state_ = 0;
 };
 
-bool same_bits(std::span<const float> a, std::span<const float> b) {
+bool equal_bits(std::span<const float> a, std::span<const float> b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
@@ -101,7 +101,7 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
     const Distance d = distance(whole, expected, program.vocab);
     finding.numbers["error"] = std::isfinite(d.all) ? Json(d.all) : Json("not finite");
     finding.detail = std::isfinite(d.all) ? "error " + scientific(d.all) : "results are not finite";
-    if (!same_bits(whole, again)) {
+    if (!equal_bits(whole, again)) {
         finding.verdict = Verdict::Unstable;
         finding.detail += ", and a different result in the second run";
     } else if (!(d.all <= tolerance) || !(d.worst_column <= 8 * tolerance)) {
@@ -110,10 +110,10 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
             finding.detail +=
                 ", in one column " + scientific(d.worst_column) + "; expected below " + scientific(tolerance);
     } else if (device.same_bits && !step.rounded &&
-               !same_bits(whole, Sequence(device.same_bits(), program, step.tokens).run(0, step.tokens))) {
+               !equal_bits(whole, Sequence(device.same_bits(), program, step.tokens).run(0, step.tokens))) {
         finding.verdict = Verdict::Wrong;
         finding.detail += ", but other bits than with the scalar instruction set";
-    } else if (!same_bits(whole, parts)) {
+    } else if (!equal_bits(whole, parts)) {
         const Distance of_parts = distance(parts, expected, program.vocab);
         const bool wrong = !(of_parts.all <= tolerance);
         finding.verdict = wrong ? Verdict::Wrong : Verdict::Varies;

@@ -88,7 +88,7 @@ Key key_of_control(char byte) {
     }
 }
 
-bool is_control(char byte) {
+bool is_control_byte(char byte) {
     return (byte >= 0 && byte < ' ') || byte == kDelete;
 }
 
@@ -109,7 +109,7 @@ std::optional<Key> KeyDecoder::next() {
     if (at_ == bytes_.size()) return std::nullopt;
     const char byte = bytes_[at_];
     if (byte == kEscape) return next_escape();
-    if (is_control(byte)) return take(1, key_of_control(byte));
+    if (is_control_byte(byte)) return take(1, key_of_control(byte));
     return next_text();
 }
 
@@ -146,18 +146,18 @@ std::optional<Key> KeyDecoder::next_escape() {
         case 'O':
             if (rest.size() == 2) return std::nullopt;
             if (rest[2] == 'M') return take(3, {Key::Enter});
-            return is_control(rest[2]) ? take(2, {Key::Unknown}) : take(3, {key_of("", rest[2])});
+            return is_control_byte(rest[2]) ? take(2, {Key::Unknown}) : take(3, {key_of("", rest[2])});
         case '[':
             break;
         default: {  // Alt and a character
             const text::Utf8Char c = text::first_char(rest.substr(1));
             if (c.cut_off) return std::nullopt;
-            return is_control(rest[1]) ? take(1, {Key::Escape}) : take(1 + c.bytes, {Key::Unknown});
+            return is_control_byte(rest[1]) ? take(1, {Key::Escape}) : take(1 + c.bytes, {Key::Unknown});
         }
     }
     if (rest.starts_with("\x1b[["))  // a function key of the Linux console
         return rest.size() < 4 ? std::nullopt
-                               : std::optional(take(is_control(rest[3]) ? 3 : 4, {Key::Unknown}));
+                               : std::optional(take(is_control_byte(rest[3]) ? 3 : 4, {Key::Unknown}));
     size_t end = 2;
     while (end < rest.size() && rest[end] >= ' ' && rest[end] <= '?') ++end;
     if (end == rest.size() && end < kLongestSequence) return std::nullopt;
@@ -175,7 +175,7 @@ std::optional<Key> KeyDecoder::next_escape() {
 std::optional<Key> KeyDecoder::next_text() {
     std::string text;
     size_t end = at_;
-    while (end < bytes_.size() && !is_control(bytes_[end])) {
+    while (end < bytes_.size() && !is_control_byte(bytes_[end])) {
         const text::Utf8Char c = text::first_char(std::string_view(bytes_).substr(end));
         if (c.cut_off) break;
         text += clean_text(std::string_view(bytes_).substr(end, c.bytes));

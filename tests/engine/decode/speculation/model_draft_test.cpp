@@ -27,7 +27,7 @@ namespace {
 
 constexpr int32_t kVocab = 50;
 
-Vocabulary letters() {
+completion::Vocabulary letters() {
     return {[](TokenId id) { return std::string(1, static_cast<char>('!' + id)); },
             [](TokenId) { return false; }};
 }
