@@ -109,13 +109,15 @@ units := $(patsubst %/,$(BUILD)/units/%.o,$(sort $(dir $(filter-out $(alone),$(s
 objects := $(alone:%.cpp=$(BUILD)/obj/%.o) $(units)
 
 # Test cases likewise: those of a folder as one unit, but for files that cannot be joined (scripts/test-unit).
-# TEST_BUILD: the build folder whose test objects are linked (make asan).
+# TEST_BUILD: the build folder whose test objects are linked, but for those of files that ask for the sanitizer (make asan).
 TEST_BUILD ?= $(BUILD)
 cases := $(filter %_test.cpp,$(tests))
 tests_alone := $(filter-out $(cases),$(tests)) $(if $(filter 0,$(UNITS)),$(cases),$(shell scripts/test-unit --alone $(cases)))
 case_files = $(filter $(wildcard $(1)/*_test.cpp),$(filter-out $(tests_alone),$(cases)))
 case_units := $(patsubst %/,$(TEST_BUILD)/units/%.o,$(sort $(dir $(filter-out $(tests_alone),$(cases)))))
-test_objects := $(tests_alone:%.cpp=$(TEST_BUILD)/obj/%.o) $(case_units)
+tests_asking := $(if $(SANITIZE),$(shell grep -l __SANITIZE_ADDRESS__ $(tests_alone)))
+test_objects := $(tests_asking:%.cpp=$(BUILD)/obj/%.o) $(patsubst %.cpp,$(TEST_BUILD)/obj/%.o,$(filter-out $(tests_asking),$(tests_alone))) \
+  $(case_units)
 
 .PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan tsan tsan-sample fuzz fuzz-setup fuzzers lint format clean setup
 # MPI=1: also the program whose processes run a model together; needs Open MPI (scripts/setup --mpi).
@@ -185,9 +187,9 @@ $(BUILD)/librunnel.a: $(objects)
 # store through the calls that -fsanitize=thread inserts; the host code of kernels/cuda/ is that of the program.
 simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) \
   $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu tests/gpu/device/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
-# (Without -fsanitize=undefined for the matrix kernels: their many instances would take minutes to compile with it.)
+# (make asan takes the matrix kernels of make test: their many instances would take minutes to compile with sanitizers.)
+simt_objects := $(patsubst $(BUILD)/simt/kernels/cuda/linear/%,$(TEST_BUILD)/simt/kernels/cuda/linear/%,$(simt_objects))
 SIMT_UNDEFINED = $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)
-$(BUILD)/simt/kernels/cuda/linear/linear.o $(BUILD)/simt/kernels/cuda/linear/linear_codebooks.o: SIMT_UNDEFINED =
 SIMT_TRACE = -O2 -fno-tree-vectorize -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-unknown-pragmas \
   $(SIMT_UNDEFINED)
 $(BUILD)/simt/%.o: %.cu Makefile | setup
@@ -288,8 +290,8 @@ $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/su
 # Tests spend their time in the code under test, so the cases are compiled with -O0, in half the time.
 $(test_objects): OPT = -O1
 $(filter %_test.o,$(test_objects)) $(case_units) $(case_headers).gch: override OPT := -O0
-# The PTX interpreter runs millions of instructions, so it is optimized.
-$(filter-out %_test.o,$(filter $(BUILD)/obj/tests/ptx/%,$(test_objects))): override OPT := -O2
+# The emulator and the PTX interpreter run millions of instructions, so they are optimized.
+$(filter-out %_test.o,$(filter $(BUILD)/obj/tests/ptx/% $(BUILD)/obj/tests/simt/%,$(test_objects))): override OPT := -O2
 
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
@@ -315,7 +317,7 @@ test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUI
 	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
 # The test cases themselves are those of `make test`; what they test is compiled with the sanitizers.
-asan: $(test_objects)
+asan: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
@@ -342,14 +344,22 @@ fuzz_sources := $(shell find gguf engine/text engine/cache engine/grammar tests/
   $(addprefix engine/completion/,answer.cpp logprobs.cpp openai.cpp prompt_chunk.cpp stop_matcher.cpp) $(addprefix engine/decode/,cache_plan.cpp executor.cpp \
   prompt_file.cpp random.cpp log_probabilities.cpp sampling_options.cpp sampling_settings.cpp stop_request.cpp speculation/suffix_index.cpp) engine/measure/logits_file.cpp \
   $(addprefix engine/commands/,arguments.cpp cli/config.cpp cli/nearest.cpp io.cpp batch/batch_row.cpp chat/edit/cells.cpp chat/conversation.cpp chat/conversation_text.cpp chat/transcript.cpp)
-fuzz_objects := $(fuzz_sources:%.cpp=$(FUZZ_BUILD)/obj/%.o)
+fuzz_alone := $(filter tests/% $(alone),$(fuzz_sources))
+fuzz_files = $(filter $(wildcard $(1)/*.cpp),$(filter-out $(fuzz_alone),$(fuzz_sources)))
+fuzz_units := $(patsubst %/,$(FUZZ_BUILD)/units/%.o,$(sort $(dir $(filter-out $(fuzz_alone),$(fuzz_sources)))))
+fuzz_objects := $(fuzz_alone:%.cpp=$(FUZZ_BUILD)/obj/%.o) $(fuzz_units)
 fuzz_targets := $(basename $(notdir $(wildcard tests/fuzz/targets/*.cpp))) schema regex
 FUZZ_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 fuzz-setup: setup
 	@command -v $(FUZZ_CXX) >/dev/null || scripts/setup --fuzz
+fuzz_compile = $(filter ccache,$(CXX)) $(FUZZ_CXX) -std=c++20 -O1 -g1 $(FUZZ_SANITIZE) -fsanitize=fuzzer-no-link -pthread -I. -MMD -MP -c
 $(FUZZ_BUILD)/obj/%.o: %.cpp Makefile | fuzz-setup
 	@mkdir -p $(@D)
-	$(call say,$@)$(filter ccache,$(CXX)) $(FUZZ_CXX) -std=c++20 -O1 -g1 $(FUZZ_SANITIZE) -fsanitize=fuzzer-no-link -pthread -I. -MMD -MP -c -o $@ $<
+	$(call say,$@)$(fuzz_compile) -o $@ $<
+$(fuzz_units): $(FUZZ_BUILD)/units/%.o: $$(call fuzz_files,$$*) Makefile | fuzz-setup
+	@mkdir -p $(@D)
+	@printf '#include "%s"\n' $(call fuzz_files,$*) >$(@:.o=.cpp)
+	$(call say,$@)$(fuzz_compile) -o $@ $(@:.o=.cpp)
 $(FUZZ_BUILD)/fuzz: $(fuzz_objects)
 	$(call say,$@)$(FUZZ_CXX) $(FUZZ_SANITIZE) -fsanitize=fuzzer -pthread -o $@ $^ $(LDLIBS)
 	@for target in $(fuzz_targets); do ln -sf fuzz $(FUZZ_BUILD)/$$target; done

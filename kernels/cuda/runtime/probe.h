@@ -16,7 +16,7 @@ double copy_bandwidth(int device, size_t bytes = size_t{512} << 20, int repeats 
 // Operations per second (a multiply-add counts as two) of mma.sync with bf16 inputs (sm_75:
 // f16) and float32 sums in registers: the tensor cores' peak for kernels that use mma.sync.
 // (On sm_90, wgmma reaches about 1.6 times as much.) rounds: iterations of each warp's
-// loop.
+// loop; fewer if 64 of them take a millisecond.
 double tensor_rate(int device, int rounds = 4096);
 
 // Writes patterns to `bytes` of device memory, copies them within it and reads them back. Returns the number

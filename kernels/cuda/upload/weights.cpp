@@ -19,7 +19,11 @@ constexpr int kPieces = 4;
 constexpr size_t kSliceBytes = size_t{256} << 10;  // that a reader thread copies at a time
 constexpr size_t kBytesPerReader = size_t{1} << 20;
 constexpr int kMostReaders = 8;
-constexpr uint32_t kRepackBlocks = 1024;
+// Threads of the repacking kernels take several elements where there are more than these blocks have threads.
+constexpr int64_t kMostBlocks = 1024, kThreads = 256;
+uint32_t repack_blocks(int64_t threads) {
+    return static_cast<uint32_t>(std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, kMostBlocks));
+}
 
 size_t aligned(size_t bytes) {
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -98,10 +102,11 @@ class Uploader {
             RawRows raw{w.type, piece.staging.as<const uint8_t>(), static_cast<int64_t>(row_bytes), rows,
                         w.cols};
             if (w.type == gguf::Type::BF16) {
-                launch(stream_, row_exponents_kernel(), {kRepackBlocks}, {raw, exponents_.as<uint8_t>()});
+                launch(stream_, row_exponents_kernel(), {repack_blocks(32 * rows)},
+                       {raw, exponents_.as<uint8_t>()});
                 raw.exponents = exponents_.as<const uint8_t>();
             }
-            launch(stream_, repack_kernel(), {kRepackBlocks},
+            launch(stream_, repack_kernel(), {repack_blocks(row_tiles(rows) * tile_bytes / 4)},
                    {raw, reinterpret_cast<uint32_t *>(to + row / kTileRows * tile_bytes)});
             stream_.record(piece.done);
         }
