@@ -174,10 +174,12 @@ $(units): $(BUILD)/units/%.o: $$(call unit_files,$$*) Makefile $(unit_headers).g
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
 	$(call say,$*/*.cpp)$(CXX) $(unit_flags) -include $(unit_headers) -MMD -MP -c -o $@ $(@:.o=.cpp)
 
-$(case_units): $(TEST_BUILD)/units/%.o: $$(call case_files,$$*) Makefile scripts/test-unit $(case_headers).gch | setup
+ifeq ($(TEST_BUILD),$(BUILD))
+$(case_units): $(BUILD)/units/%.o: $$(call case_files,$$*) Makefile scripts/test-unit $(case_headers).gch | setup
 	@mkdir -p $(@D)
 	@scripts/test-unit $(call case_files,$*) >$(@:.o=.cpp)
 	$(call say,$*/*_test.cpp)$(CXX) $(unit_flags) -include $(case_headers) -MMD -MP -c -o $@ $(@:.o=.cpp)
+endif
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
