@@ -112,6 +112,7 @@ std::span<const Family> families() {
         {"smallthinker", emit_smallthinker},
         {"nanbeige", emit_nanbeige},
         {"talkie", emit_talkie},
+        {"plamo3", emit_plamo3},
     };
     return kFamilies;
 }

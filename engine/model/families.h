@@ -35,6 +35,7 @@ void emit_falcon_h1(Builder &);
 void emit_granitehybrid(Builder &);
 void emit_nemotron_h(Builder &);
 void emit_plamo2(Builder &);
+void emit_plamo3(Builder &);
 void emit_minimax_01(Builder &);
 void emit_kimi_linear(Builder &);
 void emit_bailingmoe3(Builder &);

@@ -43,7 +43,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"rwkv6qwen2", kRwkv},
     {"rwkv7", kRwkv},
     {"arwkv7", kRwkv},
-    {"plamo3", "a decoder with windows and norms around every half of a layer"},
     {"kimi-k3", "a hybrid; it needs attention residuals and the activation SiTU"},
     {"dots3note", kIndexer},
     {"minimax-m3", "it needs block-sparse attention"},

@@ -269,6 +269,15 @@ void add_dense(std::vector<FamilyFiles> &list) {
                                 layer % 3 == 0 ? all.ff : 2 * all.ff};
                     }});
     add("minicpm3", {.latent = LatentFiles{.joint = true}, .branch_gain = 8});
+    add("plamo3", {.norms = kSandwich,
+                   .bare_post_norms = true,
+                   .head_norm = HeadNorm::PerHead,
+                   .fused_qkv = true,
+                   .fused_gate_up = true,
+                   .tied = true,
+                   .keys = {{"attention.sliding_window", kWindow},
+                            {"attention.sliding_window_pattern", uint32_t{3}},
+                            {"rope.freq_base_swa", 5000.0f}}});
     add("nanbeige", {.keys = {{"num_loops", uint32_t{3}}, {"skip_loop_final_norm", false}}});
     add("nanbeige-unnormed",
         {.arch = "nanbeige", .keys = {{"num_loops", uint32_t{2}}, {"skip_loop_final_norm", true}}});
