@@ -113,6 +113,7 @@ std::span<const Family> families() {
         {"nanbeige", emit_nanbeige},
         {"talkie", emit_talkie},
         {"plamo3", emit_plamo3},
+        {"phimoe", emit_phimoe},
     };
     return kFamilies;
 }

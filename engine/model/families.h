@@ -59,6 +59,7 @@ void emit_gemma2(Builder &);
 void emit_gemma3(Builder &);
 void emit_mistral3(Builder &);
 void emit_phi3(Builder &);
+void emit_phimoe(Builder &);
 void emit_glm4(Builder &);
 void emit_smollm3(Builder &);
 void emit_seed_oss(Builder &);

@@ -61,7 +61,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
     {"plm", "a decoder that is not implemented"},
-    {"phimoe", "a mixture of experts; it needs layer norms and the router SparseMixer"},
 };
 
 }  // namespace

@@ -367,6 +367,7 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
          .fused_qkv = true,
          .keys = {{"attention.clamp_kqv", 0.8f}}},
         {.width_key = false});
+    add("phimoe", {.norm_bias = true, .biases = Biases::All, .output_bias = true}, {.width_key = false});
     add("smallthinker", {.keys = {window, sigmoid}}, {});
     add("grok",
         {.norms = {"attn_norm", "attn_output_norm", "ffn_norm", "layer_output_norm"},
