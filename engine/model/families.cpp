@@ -114,6 +114,7 @@ std::span<const Family> families() {
         {"talkie", emit_talkie},
         {"plamo3", emit_plamo3},
         {"phimoe", emit_phimoe},
+        {"plm", emit_plm},
     };
     return kFamilies;
 }

@@ -108,6 +108,7 @@ void emit_cohere2moe(Builder &);
 void emit_arctic(Builder &);
 void emit_grok(Builder &);
 void emit_minicpm3(Builder &);
+void emit_plm(Builder &);
 void emit_afmoe(Builder &);
 void emit_muse_glimmer(Builder &);
 void emit_olmo(Builder &);

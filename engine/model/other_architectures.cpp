@@ -60,7 +60,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"maple", "a mixture of experts; it needs SwiGLU clamped before the activation"},
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
-    {"plm", "a decoder that is not implemented"},
 };
 
 }  // namespace

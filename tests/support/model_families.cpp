@@ -269,6 +269,7 @@ void add_dense(std::vector<FamilyFiles> &list) {
                                 layer % 3 == 0 ? all.ff : 2 * all.ff};
                     }});
     add("minicpm3", {.latent = LatentFiles{.joint = true}, .branch_gain = 8});
+    add("plm", {.gated = false, .tied = true, .latent = LatentFiles{.low_rank_q = false, .joint = true}});
     add("plamo3", {.norms = kSandwich,
                    .bare_post_norms = true,
                    .head_norm = HeadNorm::PerHead,
