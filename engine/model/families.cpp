@@ -115,6 +115,7 @@ std::span<const Family> families() {
         {"plamo3", emit_plamo3},
         {"phimoe", emit_phimoe},
         {"plm", emit_plm},
+        {"spark2_5", emit_spark2_5},
     };
     return kFamilies;
 }

@@ -111,6 +111,7 @@ void emit_minicpm3(Builder &);
 void emit_plm(Builder &);
 void emit_afmoe(Builder &);
 void emit_muse_glimmer(Builder &);
+void emit_spark2_5(Builder &);
 void emit_olmo(Builder &);
 void emit_dbrx(Builder &);
 void emit_apertus(Builder &);

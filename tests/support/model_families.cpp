@@ -279,6 +279,13 @@ void add_dense(std::vector<FamilyFiles> &list) {
                    .keys = {{"attention.sliding_window", kWindow},
                             {"attention.sliding_window_pattern", uint32_t{3}},
                             {"rope.freq_base_swa", 5000.0f}}});
+    add("spark2_5", {.fused_qkv = true,
+                     .tied = true,
+                     .rope_divisor = 2,
+                     .head_gates = true,
+                     .wide_window_rope = true,
+                     .window_period = 3,
+                     .keys = {{"attention.sliding_window", kWindow}, {"rope.freq_base_swa", 5000.0f}}});
     add("nanbeige", {.keys = {{"num_loops", uint32_t{3}}, {"skip_loop_final_norm", false}}});
     add("nanbeige-unnormed",
         {.arch = "nanbeige", .keys = {{"num_loops", uint32_t{2}}, {"skip_loop_final_norm", true}}});

@@ -390,6 +390,7 @@ class Planner {
             matrix("vis_attn_output", Role::Plain, q, width, 1);
         }
         if (family_.attention_gate) matrix("attn_gate", Role::Plain, width, q, 1);
+        if (family_.head_gates) matrix("attn_gate", Role::Plain, width, size.heads, 1);
         matrix("attn_output", Role::AttentionOutput, size.heads * value, width, 2 * residual());
         if (all_biases() || family_.attn_output_bias || (shape_.bias && shape_.arch == "llama"))
             vector("attn_output.bias", width, 0);

@@ -180,6 +180,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         add_size("rope.dimension_count",
                  family.latent ? shape.latent_rotated : shape.head_dim / family.rope_divisor);
         writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
+        if (family.wide_window_rope) add_size("rope.dimension_count_swa", shape.head_dim);
     }
     for (const auto &[name, value] : family.keys)
         if (shape.sliding_window == 0 || name != "attention.sliding_window")
