@@ -116,6 +116,7 @@ std::span<const Family> families() {
         {"phimoe", emit_phimoe},
         {"plm", emit_plm},
         {"spark2_5", emit_spark2_5},
+        {"minimax-m3", emit_minimax_m3},
     };
     return kFamilies;
 }

@@ -45,7 +45,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"arwkv7", kRwkv},
     {"kimi-k3", "a hybrid; it needs attention residuals and the activation SiTU"},
     {"dots3note", kIndexer},
-    {"minimax-m3", "it needs block-sparse attention"},
     {"deepseek4", "it needs compressed keys, hyper-connections and routing by token id"},
     {"hy_v4", "it needs an indexer and hyper-connections"},
     {"glm5-next", "it needs an indexer and hyper-connections"},

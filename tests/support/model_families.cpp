@@ -376,6 +376,12 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
          .keys = {{"attention.clamp_kqv", 0.8f}}},
         {.width_key = false});
     add("phimoe", {.norm_bias = true, .biases = Biases::All, .output_bias = true}, {.width_key = false});
+    add("minimax-m3",
+        {.head_norm = HeadNorm::PerHead,
+         .rope_divisor = 2,
+         .block_indexer = true,
+         .keys = {sigmoid, scale, normed}},
+        chosen);
     add("smallthinker", {.keys = {window, sigmoid}}, {});
     add("grok",
         {.norms = {"attn_norm", "attn_output_norm", "ffn_norm", "layer_output_norm"},
