@@ -87,7 +87,8 @@ void Decoder::emit() {
     if (!b_.draft_block()) embed(embedding);
     if (t_.pairs) {
         rope_ = window_rope_ = b_.rope(*t_.pairs, t_.rope_base_factor);
-        if (t_.window_rope_base) window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base);
+        if (t_.window_rope_base)
+            window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base, t_.window_rope_dimensions);
     }
     std::string output = "output.weight";
     if (b_.draft_block()) {
@@ -352,7 +353,7 @@ void Decoder::attention(int32_t i, const SubLayer &io) {
     Attention attention = describe(i, attended);
     norm_heads(i, attention);
     b_.add(attention);
-    if (t_.attention_gate) gate_attended(i, io.in, attended);
+    gate_attended(i, io.in, attended);
     inner_norm(layer_prefix(i) + "attn_sub_norm.weight", attended, size_.attended);
     Linear::Part output = part(layer_prefix(i) + "attn_output", size_.width, size_.attended,
                                biases(DecoderTraits::Biases::All), io.out);
@@ -374,6 +375,12 @@ void Decoder::clamp_qkv() {
 }
 
 void Decoder::gate_attended(int32_t i, Slot in, Slot attended) {
+    if (t_.attention_gates == DecoderTraits::Gates::None) return;
+    if (t_.attention_gates == DecoderTraits::Gates::PerHead) {
+        const Size heads{heads_, "attention.head_count"};
+        const WeightId matrix = b_.matrix(layer_prefix(i) + "attn_gate.weight", heads, size_.width);
+        return emit_head_gates(b_, matrix, in, attended, heads_, h_.value_length);
+    }
     const Slot gate = b_.slot("attention gate", size_.attended.value);
     b_.add(Linear{in, {part(layer_prefix(i) + "attn_gate", size_.attended, size_.width, false, gate)}});
     b_.add(Activation{gate, attended, attended, Activation::Kind::Sigmoid});
@@ -421,6 +428,16 @@ void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer
     decoder.use_rope(rope);
     decoder.take_sizes(layer);
     decoder.attention(layer, sublayer);
+}
+
+// A column of ones repeats each head's gate.
+void emit_head_gates(Builder &b, WeightId matrix, Slot in, Slot attended, int64_t heads, int64_t width) {
+    const Slot gates = b.slot("head gates", heads), repeated = b.slot("repeated head gates", heads * width);
+    b.add(Linear{in, {{matrix, kNoWeight, gates, kNoSlot}}});
+    std::vector<float> ones(static_cast<size_t>(heads * width), 1.0f);
+    b.add(HeadLinear{
+        gates, repeated, {0, 1}, {0, width}, b.constant("head gates", std::move(ones), heads, width, 1)});
+    b.add(Activation{repeated, attended, attended, Activation::Kind::Sigmoid});
 }
 
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,

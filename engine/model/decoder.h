@@ -43,6 +43,9 @@ struct DecoderTraits {
         PlainAfterRope,    // RMS norm of each head without weights, after RoPE, on layers that have RoPE
         PlainWithGain,     // RMS norm of each head without weights; each q head has a gain, [heads]
     };
+    // The attended values are multiplied by the sigmoid of attn_gate x, x: A's input, with a gate for each of them
+    // or for each head.
+    enum class Gates { None, PerValue, PerHead };
     enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases are required
 
     std::optional<kernels::RopeTable::Pairs> pairs = {};  // none: no RoPE
@@ -83,13 +86,14 @@ struct DecoderTraits {
     std::vector<bool> rotated = {};  // per layer: has RoPE; empty: rope_on_full decides
     // RoPE base of the layers that are not full; if set, their frequencies are not scaled.
     std::optional<double> window_rope_base = {};
+    int32_t window_rope_dimensions = 0;  // of these layers; 0: rope.dimension_count
 
     double attention_scale = 0;  // 0: 1 / sqrt(head size); the file's `attention.scale` takes precedence
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
     // With ALiBi, attention.max_alibi_bias: the exponents of 1/2 in the heads' slopes go up to it. 0: no ALiBi.
     double largest_alibi_bias = 0;
-    double qkv_limit = 0;         // q, k and v are clamped to [-limit, limit]; 0: they are not
-    bool attention_gate = false;  // A's attended values are multiplied by sigmoid(attn_gate x), x: its input
+    double qkv_limit = 0;  // q, k and v are clamped to [-limit, limit]; 0: they are not
+    Gates attention_gates = Gates::None;
     double attention_out_scale = 1;  // of A's output
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
     double normed_residual_scale = 1;
@@ -110,6 +114,10 @@ void emit_decoder(Builder &builder, const DecoderTraits &traits);
 // kv_heads: 0: attention.head_count_kv.
 void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,
                     int32_t rope, int32_t kv_heads = 0);
+
+// Multiplies each head's `width` attended values by the sigmoid of its gate, which is a row of `matrix` times `in`.
+void emit_head_gates(Builder &builder, kernels::WeightId matrix, kernels::Slot in, kernels::Slot attended,
+                     int64_t heads, int64_t width);
 
 // The dense feed-forward half of a layer with `width` (0: feed_forward_length) hidden units.
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,

@@ -112,6 +112,11 @@ std::span<const Family> families() {
         {"smallthinker", emit_smallthinker},
         {"nanbeige", emit_nanbeige},
         {"talkie", emit_talkie},
+        {"plamo3", emit_plamo3},
+        {"phimoe", emit_phimoe},
+        {"plm", emit_plm},
+        {"spark2_5", emit_spark2_5},
+        {"minimax-m3", emit_minimax_m3},
     };
     return kFamilies;
 }

@@ -85,7 +85,11 @@ class LatentAttention {
                          .temperature = l_.temperature,
                          .chosen = indexers == nullptr ? kNoSlot : chosen_cells(b_, *indexers)});
         b_.add(HeadLinear{sum, attended, {0, rank}, {0, l_.value.value}, v});
-        if (options.head_gates) gate(sublayer.in, attended);
+        if (options.head_gates) {
+            const Size heads{l_.heads, "attention.head_count"};
+            emit_head_gates(b_, b_.matrix(prefix_ + "gate.weight", heads, width_), sublayer.in, attended,
+                            l_.heads, l_.value.value);
+        }
         b_.add(Linear{attended,
                       {{b_.matrix(prefix_ + "output.weight", width_,
                                   {l_.heads * l_.value.value,
@@ -100,23 +104,6 @@ class LatentAttention {
     Size q_rank() const { return {l_.q_rank, "attention.q_lora_rank"}; }
     void norm(const std::string &name, Slot slot, Size size) {
         b_.add(Norm{slot, slot, b_.vector(prefix_ + name + ".weight", size), b_.hyper().norm_epsilon});
-    }
-
-    // Multiplies every head's values by the sigmoid of its gate, which a column of ones repeats.
-    void gate(Slot in, Slot attended) {
-        const int64_t value = l_.value.value;
-        const Slot gates = b_.slot("head gates", l_.heads),
-                   repeated = b_.slot("repeated head gates", l_.heads * value);
-        b_.add(Linear{in,
-                      {{b_.matrix(prefix_ + "gate.weight", {l_.heads, "attention.head_count"}, width_),
-                        kNoWeight, gates, kNoSlot}}});
-        std::vector<float> ones(static_cast<size_t>(l_.heads * value), 1.0f);
-        b_.add(HeadLinear{gates,
-                          repeated,
-                          {0, 1},
-                          {0, value},
-                          b_.constant("head gates", std::move(ones), l_.heads, value, 1)});
-        b_.add(Activation{repeated, attended, attended, Activation::Kind::Sigmoid});
     }
 
     // q, and the two parts of the latent key. Returns q's slot.

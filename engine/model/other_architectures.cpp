@@ -43,17 +43,14 @@ constexpr OtherArchitecture kOthers[] = {
     {"rwkv6qwen2", kRwkv},
     {"rwkv7", kRwkv},
     {"arwkv7", kRwkv},
-    {"plamo3", "a decoder with windows and norms around every half of a layer"},
     {"kimi-k3", "a hybrid; it needs attention residuals and the activation SiTU"},
     {"dots3note", kIndexer},
-    {"minimax-m3", "it needs block-sparse attention"},
     {"deepseek4", "it needs compressed keys, hyper-connections and routing by token id"},
     {"hy_v4", "it needs an indexer and hyper-connections"},
     {"glm5-next", "it needs an indexer and hyper-connections"},
     {"qwen4exp", "it needs an indexer, hyper-connections and a table of n-grams"},
     {"step35", kHeadGates},
     {"laguna", kHeadGates},
-    {"spark2_5", kHeadGates},
     {"gemma3n", "it needs AltUp streams, Laurel and activation sparsity"},
     {"grovemoe", "a mixture of experts; it needs experts that share chunks"},
     {"graniteswitch", "it needs adapters selected by tokens"},
@@ -61,8 +58,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"maple", "a mixture of experts; it needs SwiGLU clamped before the activation"},
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
-    {"plm", "a decoder that is not implemented"},
-    {"phimoe", "a mixture of experts; it needs layer norms and the router SparseMixer"},
 };
 
 }  // namespace

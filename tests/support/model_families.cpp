@@ -269,6 +269,23 @@ void add_dense(std::vector<FamilyFiles> &list) {
                                 layer % 3 == 0 ? all.ff : 2 * all.ff};
                     }});
     add("minicpm3", {.latent = LatentFiles{.joint = true}, .branch_gain = 8});
+    add("plm", {.gated = false, .tied = true, .latent = LatentFiles{.low_rank_q = false, .joint = true}});
+    add("plamo3", {.norms = kSandwich,
+                   .bare_post_norms = true,
+                   .head_norm = HeadNorm::PerHead,
+                   .fused_qkv = true,
+                   .fused_gate_up = true,
+                   .tied = true,
+                   .keys = {{"attention.sliding_window", kWindow},
+                            {"attention.sliding_window_pattern", uint32_t{3}},
+                            {"rope.freq_base_swa", 5000.0f}}});
+    add("spark2_5", {.fused_qkv = true,
+                     .tied = true,
+                     .rope_divisor = 2,
+                     .head_gates = true,
+                     .wide_window_rope = true,
+                     .window_period = 3,
+                     .keys = {{"attention.sliding_window", kWindow}, {"rope.freq_base_swa", 5000.0f}}});
     add("nanbeige", {.keys = {{"num_loops", uint32_t{3}}, {"skip_loop_final_norm", false}}});
     add("nanbeige-unnormed",
         {.arch = "nanbeige", .keys = {{"num_loops", uint32_t{2}}, {"skip_loop_final_norm", true}}});
@@ -358,6 +375,13 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
          .fused_qkv = true,
          .keys = {{"attention.clamp_kqv", 0.8f}}},
         {.width_key = false});
+    add("phimoe", {.norm_bias = true, .biases = Biases::All, .output_bias = true}, {.width_key = false});
+    add("minimax-m3",
+        {.head_norm = HeadNorm::PerHead,
+         .rope_divisor = 2,
+         .block_indexer = true,
+         .keys = {sigmoid, scale, normed}},
+        chosen);
     add("smallthinker", {.keys = {window, sigmoid}}, {});
     add("grok",
         {.norms = {"attn_norm", "attn_output_norm", "ffn_norm", "layer_output_norm"},

@@ -26,8 +26,8 @@ struct ExpertFiles {
     bool shared_count = false;    // has the key expert_shared_count
 };
 
-// Size of a key of the indexer of sparse attention.
-inline constexpr int64_t kIndexerHead = 64;
+// Size of a key of the indexer of sparse attention, and the keys in a block of block-sparse attention.
+inline constexpr int64_t kIndexerHead = 64, kIndexerBlock = 32;
 
 // Multi-head latent attention.
 struct LatentFiles {
@@ -82,13 +82,16 @@ struct FamilyFiles {
     bool sinks = false;
     bool attn_output_bias = false;  // also without the other biases
     bool norms_have_weights = true;
-    bool embedding_norm = false;  // token_embd_norm
-    bool inner_norms = false;     // attn_sub_norm, ffn_sub_norm
-    bool image_experts = false;   // vis_*, for tokens of images
-    bool narrow_values = false;   // values half as wide as keys
-    bool layer_factors = false;   // layer_output_scale
-    bool double_ff_key = false;   // feed_forward_length counts gate and up
-    bool attention_gate = false;  // attn_gate, for every attended value
+    bool embedding_norm = false;    // token_embd_norm
+    bool inner_norms = false;       // attn_sub_norm, ffn_sub_norm
+    bool image_experts = false;     // vis_*, for tokens of images
+    bool narrow_values = false;     // values half as wide as keys
+    bool layer_factors = false;     // layer_output_scale
+    bool double_ff_key = false;     // feed_forward_length counts gate and up
+    bool attention_gate = false;    // attn_gate, for every attended value
+    bool head_gates = false;        // attn_gate, for every head
+    bool wide_window_rope = false;  // on window layers, heads are rotated as a whole
+    bool block_indexer = false;     // of block-sparse attention, in layers with experts
     // Periods of boolean arrays: the last layer of each period is full (has RoPE). 0: no array.
     int64_t window_period = 0, rope_period = 0;
     // Sizes per layer, written as arrays; a layer with heads but 0 K/V heads has attn_output only.

@@ -192,6 +192,7 @@ class Planner {
         if (family_.sinks) vector("attn_sinks.weight", sizes().heads, 1);
         const bool mixed = has_experts();
         if (mixed) plan_experts();
+        if (mixed && family_.block_indexer) plan_block_indexer();
         if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
         if (family_.layer_factors) vector("layer_output_scale.weight", 1, 0.3f);
@@ -315,6 +316,14 @@ class Planner {
         matrix("indexer.attn_q_b", Role::Plain, shape_.latent_q_rank, shape_.indexer_heads * kIndexerHead, 1);
     }
 
+    // One index query for each K/V head.
+    void plan_block_indexer() {
+        matrix("indexer.q_proj", Role::Plain, shape_.width, shape_.kv_heads * kIndexerHead, 1);
+        matrix("indexer.k_proj", Role::Plain, shape_.width, kIndexerHead, 1);
+        vector("indexer.q_norm.weight", kIndexerHead, 1);
+        vector("indexer.k_norm.weight", kIndexerHead, 1);
+    }
+
     // A router with spread logits, and experts, each as strong as a dense network.
     void plan_experts() {
         const ExpertFiles &files = *family_.experts;
@@ -390,6 +399,7 @@ class Planner {
             matrix("vis_attn_output", Role::Plain, q, width, 1);
         }
         if (family_.attention_gate) matrix("attn_gate", Role::Plain, width, q, 1);
+        if (family_.head_gates) matrix("attn_gate", Role::Plain, width, size.heads, 1);
         matrix("attn_output", Role::AttentionOutput, size.heads * value, width, 2 * residual());
         if (all_biases() || family_.attn_output_bias || (shape_.bias && shape_.arch == "llama"))
             vector("attn_output.bias", width, 0);

@@ -172,6 +172,13 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         add_size("attention.key_length", shape.head_dim);
         add_size("attention.value_length", family.narrow_values ? shape.head_dim / 2 : shape.head_dim);
     }
+    if (family.block_indexer) {
+        add_size("attention.indexer.head_count", shape.kv_heads);
+        add_size("attention.indexer.key_length", kIndexerHead);
+        add_size("attention.indexer.top_k", shape.indexer_top_k / kIndexerBlock);
+        add_size("attention.indexer.block_size", kIndexerBlock);
+        add_size("attention.indexer.local_blocks", 1);
+    }
     if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
     add_size("vocab_size", shape.vocab);
     writer.add(key(family.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
@@ -180,6 +187,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         add_size("rope.dimension_count",
                  family.latent ? shape.latent_rotated : shape.head_dim / family.rope_divisor);
         writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
+        if (family.wide_window_rope) add_size("rope.dimension_count_swa", shape.head_dim);
     }
     for (const auto &[name, value] : family.keys)
         if (shape.sliding_window == 0 || name != "attention.sliding_window")

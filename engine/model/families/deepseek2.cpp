@@ -64,4 +64,12 @@ void emit_minicpm3(Builder &b) {
     emit_decoder(b, traits);
 }
 
+// plm: PLM 1.8B. Dense, squared ReLU without a gate.
+void emit_plm(Builder &b) {
+    DecoderTraits traits = latent_attention(latent_rope(b, RopeTable::Pairs::Adjacent));
+    traits.act = Activation::Kind::ReluSquared;
+    traits.gated = false;
+    emit_decoder(b, traits);
+}
+
 }  // namespace runnel::model

@@ -1,5 +1,4 @@
-// Families with a gate on the attention output: each value is multiplied by the sigmoid of its own gate, before
-// the output matrix.
+// Families with gates on the attention output, before the output matrix.
 #include <cmath>
 
 #include "engine/model/experts.h"
@@ -15,7 +14,7 @@ void emit_afmoe(Builder &b) {
                          .block = DecoderTraits::Block::Sandwich,
                          .head_norm = DecoderTraits::HeadNorm::PerHead,
                          .window = sliding_window(b, 0),
-                         .attention_gate = true,
+                         .attention_gates = DecoderTraits::Gates::PerValue,
                          .embedding_scale = std::sqrt(double(b.hyper().embedding_length))};
     if (traits.window > 0) traits.full = full_layers(b, 4);
     if (const auto base = m.real("rope.freq_base_swa"); base && traits.window > 0)
@@ -39,12 +38,32 @@ void emit_muse_glimmer(Builder &b) {
                          .rope_on_full = false,
                          .window_rope_base = m.real("rope.freq_base_swa").value_or(base),
                          .logit_softcap = m.real("final_logit_softcapping", 0).value_or(0),
-                         .attention_gate = true,
+                         .attention_gates = DecoderTraits::Gates::PerValue,
                          .logit_scale = m.required_real("logit_scale", 0)};
     traits.after_embeddings = [](Builder &builder, kernels::Slot x) {
         builder.add(kernels::Norm{x, x, kernels::kNoWeight, builder.hyper().norm_epsilon});
     };
     emit_decoder(b, traits);
+}
+
+// spark2_5: Spark X2.5 1.7B and 4B. A gate for each head. Window and full layers differ in the base and number of
+// rotated dimensions of RoPE.
+//
+// The model's GELU is the exact one, as here; llama.cpp computes the approximation by tanh.
+void emit_spark2_5(Builder &b) {
+    const Metadata &m = b.metadata();
+    const HyperParameters &h = b.hyper();
+    const double base = m.real("rope.freq_base").value_or(10000);
+    const char *dimensions = "rope.dimension_count_swa";
+    const int64_t rotated = m.integer(dimensions, 2, h.key_length).value_or(h.rope_dimensions);
+    if (rotated % 2 != 0) m.fail(dimensions, "must be even");
+    emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
+                     .act = kernels::Activation::Kind::GeluErf,
+                     .full = full_layers(b, 0),
+                     .window = m.required_integer("attention.sliding_window", 1, INT32_MAX),
+                     .window_rope_base = m.real("rope.freq_base_swa").value_or(base),
+                     .window_rope_dimensions = static_cast<int32_t>(rotated),
+                     .attention_gates = DecoderTraits::Gates::PerHead});
 }
 
 }  // namespace runnel::model

@@ -73,8 +73,8 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     if (family.name == "granitehybrid" && ends("rope.dimension_count")) return true;  // nothing is rotated
     if (key.find(".indexer.") != key.npos) return true;
     for (const std::string_view end :
-         {".context_length", ".sliding_window", ".expert_used_count", ".expert_shared_count",
-          ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",
+         {".context_length", ".sliding_window", ".sliding_window_pattern", ".expert_used_count",
+          ".expert_shared_count", ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",
           ".original_context_length", ".shared_kv_layers", ".temperature_length", ".num_loops"})
         if (key.ends_with(end)) return true;
     return false;

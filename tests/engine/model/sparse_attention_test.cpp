@@ -360,6 +360,20 @@ TEST_CASE("sparse attention: a GPU reports indexers as missing, and runs context
     }
 }
 
+TEST_CASE("sparse attention: contexts that need the choice of blocks are refused") {
+    const auto edited = [] { return EditedModel(shape_of("minimax-m3", 64)); };
+    const std::string keys = "minimax-m3.attention.indexer.";
+    const TemporaryModel file(shape_of("minimax-m3", 64));
+    CHECK(model::build(file.file).hyper.context_length == 64);  // two blocks of 32
+    CHECK(refusal(edited(), 64) == "");
+    CHECK(refusal(edited(), 65).find("attention.indexer.top_k: a context of 65 tokens") != std::string::npos);
+    CHECK(refusal(edited().set(keys + "top_k", 3u), 65) == "");
+    for (const char *key : {"top_k", "block_size"}) {
+        CHECK(refusal(edited().without(keys + key), 64).find(keys + key) != std::string::npos);
+        CHECK(refusal(edited().set(keys + key, 0u), 64).find(keys + key) != std::string::npos);
+    }
+}
+
 TEST_CASE("sparse attention: contradictions and limits are refused") {
     const auto edited = [](int64_t period = 1) { return EditedModel(shape_of("glm-dsa", 64, period)); };
     const std::string keys = "glm-dsa.attention.indexer.";
