@@ -54,7 +54,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"step35", kHeadGates},
     {"laguna", kHeadGates},
     {"spark2_5", kHeadGates},
-    {"gemma3n", "it needs AltUp streams, Laurel and activation sparsity"},
     {"grovemoe", "a mixture of experts; it needs experts that share chunks"},
     {"graniteswitch", "it needs adapters selected by tokens"},
     {"hrm_text", "it needs cycles over stacks of layers"},
