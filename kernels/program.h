@@ -167,6 +167,26 @@ struct Copy {
     void describe(auto &tell) const { tell.reads(in), tell.reads(out), tell.writes(out); }
 };
 
+// Sums of slices, with weights of each token. The slots of `in`, one after the other, consist of n slices of `width`
+// floats, those of `out` of m slices. For every j < m:
+//   slice j of out[t] = scale * (sum over i < n of coefficients[t][j * n + i] * slice i of in[t])
+// This mixes residual streams (AltUp: Baykal et al. 2023); with n = m = 1, it multiplies a row by a number.
+struct Mix {
+    static constexpr int32_t kMostSlices = 8;  // n and m are at most this
+    std::vector<Slot> in, out;                 // no slot is in both
+    int64_t width;                             // divides the width of every slot of in and out
+    Slot coefficients = kNoSlot;               // [t][m * n]; none: all are 1
+    float scale = 1;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        for (const Slot slot : in) tell.reads(slot);
+        tell.reads(coefficients);
+        for (const Slot slot : out) tell.writes(slot);
+    }
+};
+
 // How positions turn into rotations. Angle of pair j at position p: p * inv_freq[j]; both cos and sin are
 // multiplied by `magnitude` (YaRN). The rotated dimensions of a head are [first, first + n_rot), n_rot = 2 *
 // inv_freq.size(); the others pass through unchanged.
@@ -452,7 +472,7 @@ struct Logits {
     }
 };
 
-using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Indexer, Activation, Experts,
+using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Mix, Attention, Indexer, Activation, Experts,
                           ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>

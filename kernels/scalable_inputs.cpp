@@ -16,9 +16,10 @@ std::string name_of(const Step &step) {
         Overloaded{
             [](const Embed &) { return "the token table"; }, [](const Norm &) { return "a norm"; },
             [](const Linear &) { return "a matrix"; }, [](const HeadLinear &) { return "a matrix per head"; },
-            [](const Copy &) { return "a copy of slices"; }, [](const Attention &) { return "attention"; },
-            [](const Indexer &) { return "an indexer"; }, [](const Activation &) { return "an activation"; },
-            [](const Experts &) { return "experts"; }, [](const ShortConv &) { return "a convolution"; },
+            [](const Copy &) { return "a copy of slices"; }, [](const Mix &) { return "a mix of slices"; },
+            [](const Attention &) { return "attention"; }, [](const Indexer &) { return "an indexer"; },
+            [](const Activation &) { return "an activation"; }, [](const Experts &) { return "experts"; },
+            [](const ShortConv &) { return "a convolution"; },
             [](const ScanGate &) { return "the gate of a recurrent step"; },
             [](const LinearScan &) { return "a recurrent step"; },
             [](const SelectiveScan &) { return "a recurrent step"; },

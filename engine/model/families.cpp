@@ -12,6 +12,7 @@ std::span<const Family> families() {
         {"gemma", emit_gemma},
         {"gemma2", emit_gemma2},
         {"gemma3", emit_gemma3},
+        {"gemma3n", emit_gemma3n},
         {"gemma4", emit_gemma4, true},
         {"mistral3", emit_mistral3},
         {"phi3", emit_phi3},

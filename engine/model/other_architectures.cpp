@@ -51,7 +51,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"qwen4exp", "it needs an indexer, hyper-connections and a table of n-grams"},
     {"step35", kHeadGates},
     {"laguna", kHeadGates},
-    {"gemma3n", "it needs AltUp streams, Laurel and activation sparsity"},
     {"grovemoe", "a mixture of experts; it needs experts that share chunks"},
     {"graniteswitch", "it needs adapters selected by tokens"},
     {"hrm_text", "it needs cycles over stacks of layers"},

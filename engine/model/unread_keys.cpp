@@ -16,6 +16,8 @@ struct Mathematical {
 };
 constexpr Mathematical kMathematical[] = {
     {"activation."},
+    {"activation_sparsity_scale"},
+    {"altup."},
     {"attention.causal", 1, 1},
     {"attention.clamp_kqv"},
     {"attention.compress_ratios"},

@@ -130,6 +130,7 @@ class CpuBackend final : public Backend {
     }
     void run(const HeadsPhase &phase, Worker &worker) noexcept;
     void run(const CopyPhase &phase, Worker &worker) noexcept;
+    void run(const MixPhase &phase, Worker &worker) noexcept;
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
     void run(const ScanPhase &phase, Worker &worker) noexcept {
         std::visit([&](const auto &step) { scans_.run(step, *batch_, worker.thread); }, phase.step);
@@ -140,6 +141,12 @@ class CpuBackend final : public Backend {
     void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                  int64_t col1) noexcept;
     void add_position(const Weight &table, size_t t, int thread, float *out) noexcept;
+    // The slices of a token's rows of these slots.
+    struct MixSlices {
+        std::array<float *, Mix::kMostSlices> first;
+        int64_t count = 0;
+    };
+    MixSlices mix_slices(const std::vector<Slot> &slots, int64_t width, int32_t token) const noexcept;
     void normalize(const Norm &norm, int32_t token) noexcept;
     void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
                   const Weight *after) noexcept;
@@ -279,6 +286,7 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
                        [&](const Indexer &s) { enlarge(need.scratch, IndexerRunner::scratch_bytes(s)); },
                        [](const Norm &) {},
                        [](const Copy &) {},
+                       [](const Mix &) {},
                        [](const Activation &) {},
                        [](const Experts &) {},
                        [](const ShortConv &) {},
@@ -451,6 +459,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
                        [](const IndexPhase &) {},
                        [](const HeadsPhase &) {},
                        [](const CopyPhase &) {},
+                       [](const MixPhase &) {},
                        [](const ScanPhase &) {},
                        [](const SelectPhase &) {},
                    },
@@ -562,6 +571,38 @@ void CpuBackend::run(const CopyPhase &phase, Worker &worker) noexcept {
                 std::copy_n(row(step.in, static_cast<int32_t>(t)) + step.from.first + i * step.from.stride,
                             step.width,
                             row(step.out, static_cast<int32_t>(t)) + step.to.first + i * step.to.stride);
+    });
+}
+
+CpuBackend::MixSlices CpuBackend::mix_slices(const std::vector<Slot> &slots, int64_t slice,
+                                             int32_t token) const noexcept {
+    MixSlices all;
+    for (const Slot slot : slots)
+        for (int64_t at = 0; at < width(slot); at += slice) {
+            assert(all.count < Mix::kMostSlices);
+            all.first[static_cast<size_t>(all.count++)] = row(slot, token) + at;
+        }
+    return all;
+}
+
+// A unit is a slice of the output of one token. The products are added in the order of the inputs.
+void CpuBackend::run(const MixPhase &phase, Worker &worker) noexcept {
+    const Mix &step = phase.step;
+    const int64_t outputs = mix_slices(step.out, step.width, 0).count;
+    pool_->for_ranges(worker.thread, worker.rows * outputs, [&](int64_t first, int64_t last) {
+        for (int64_t unit = first; unit < last; ++unit) {
+            const auto token = static_cast<int32_t>(unit / outputs);
+            const MixSlices in = mix_slices(step.in, step.width, token);
+            const int64_t j = unit % outputs;
+            float *out = mix_slices(step.out, step.width, token).first[static_cast<size_t>(j)];
+            const float *weights =
+                step.coefficients == kNoSlot ? nullptr : row(step.coefficients, token) + j * in.count;
+            isa_.vector->scale(weights ? weights[0] : 1, in.first[0], step.width, out);
+            for (int64_t i = 1; i < in.count; ++i)
+                isa_.vector->add_scaled(weights ? weights[i] : 1, in.first[static_cast<size_t>(i)],
+                                        step.width, out);
+            if (step.scale != 1) isa_.vector->scale(step.scale, out, step.width, out);
+        }
     });
 }
 

@@ -58,6 +58,10 @@ struct CopyPhase {
     Copy step;
 };
 
+struct MixPhase {
+    Mix step;
+};
+
 // One of the recurrent steps.
 struct ScanPhase {
     std::variant<ShortConv, ScanGate, LinearScan, SelectiveScan> step;
@@ -78,8 +82,9 @@ struct LogitsPhase {
     Logits step;
 };
 
-using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, IndexPhase,
-                           HeadsPhase, CopyPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
+using Phase =
+    std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, IndexPhase, HeadsPhase,
+                 CopyPhase, MixPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
 
 // One list of phases per part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);

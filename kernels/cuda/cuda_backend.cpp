@@ -124,6 +124,7 @@ class CudaBackend final : public Backend {
     void enqueue(const LinearOp &op);
     void enqueue(const HeadLinear &op);
     void enqueue(const CopyOp &op);
+    void enqueue(const Mix &op);
     void enqueue(const AttentionOp &op);
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
@@ -254,6 +255,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(normalize_kernel().handle, kNormalizeShared);
     prepare(activate_kernel().handle, 0);
     prepare(copy_pieces_kernel().handle, 0);
+    prepare(mix_kernel().handle, 0);
     for (const Op &op : plan_.ops)
         std::visit(Overloaded{
                        [&](const LinearOp &matrices) { prepare_linear(matrices.format, max_tokens_); },
@@ -265,6 +267,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
                        [](const PrepareOp &) {},
                        [](const HeadLinear &) {},
                        [](const CopyOp &) {},
+                       [](const Mix &) {},
                        [](const ActivateOp &) {},
                        [](const ExpertsOp &) {},
                        [](const ShortConv &) {},
@@ -484,6 +487,26 @@ void CudaBackend::enqueue(const CopyOp &op) {
                                         c.count,
                                         static_cast<int32_t>(c.width)};
     run(copy_pieces_kernel(), copy_pieces_blocks(params), 0, params);
+}
+
+void CudaBackend::enqueue(const Mix &op) {
+    MixParams params{};
+    const auto place = [&](const std::vector<Slot> &slots, MixParams::Slice *to) {
+        int32_t count = 0;
+        for (const Slot id : slots)
+            for (int64_t at = 0; at < width(id); at += op.width) to[count++] = {slot(id) + at, stride(id)};
+        return count;
+    };
+    params.inputs = place(op.in, params.in);
+    params.outputs = place(op.out, params.out);
+    if (op.coefficients != kNoSlot) {
+        params.coefficients = slot(op.coefficients);
+        params.coefficients_stride = stride(op.coefficients);
+    }
+    params.scale = op.scale;
+    params.width = static_cast<int32_t>(op.width);
+    params.tokens = tokens_;
+    run(mix_kernel(), (int64_t{tokens_} * params.outputs * op.width + 255) / 256, 0, params);
 }
 
 void CudaBackend::enqueue(const ActivateOp &op) {

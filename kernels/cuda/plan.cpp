@@ -198,6 +198,11 @@ class Planner {
             plan_.ops.push_back(CopyOp{{step}});
         written(step.out);
     }
+    void add(const Mix &step) {
+        static_assert(kMixSlices == Mix::kMostSlices);
+        for (const Slot slot : step.out) written(slot);
+        plan_.ops.push_back(step);
+    }
     void add(const Attention &step) {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;

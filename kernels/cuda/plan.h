@@ -80,7 +80,7 @@ struct ExpertsOp {
     ActivationKind activation;
 };
 
-using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, AttentionOp, ActivateOp,
+using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Mix, AttentionOp, ActivateOp,
                         ExpertsOp, ShortConv, ScanGate, LinearScan, SelectiveScan>;
 
 // The form in which a weight is uploaded.

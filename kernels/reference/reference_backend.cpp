@@ -199,6 +199,28 @@ class ReferenceBackend final : public Backend {
                 std::copy_n(row(s.in, t).begin() + s.from.first + i * s.from.stride, s.width,
                             row(s.out, t).begin() + s.to.first + i * s.to.stride);
     }
+    // The slices of a token's rows of these slots.
+    std::vector<std::span<double>> slices_of(const std::vector<Slot> &slots, int64_t width, size_t t) {
+        std::vector<std::span<double>> slices;
+        for (const Slot slot : slots)
+            for (std::span<double> rest = row(slot, t); !rest.empty();
+                 rest = rest.subspan(static_cast<size_t>(width)))
+                slices.push_back(rest.first(static_cast<size_t>(width)));
+        return slices;
+    }
+    void run(const Mix &s) {
+        for (size_t t = 0; t < tokens(); ++t) {
+            const auto in = slices_of(s.in, s.width, t), out = slices_of(s.out, s.width, t);
+            const std::span<const double> coefficients = row_or_none(s.coefficients, t);
+            for (size_t j = 0; j < out.size(); ++j)
+                for (size_t k = 0; k < out[j].size(); ++k) {
+                    double sum = 0;
+                    for (size_t i = 0; i < in.size(); ++i)
+                        sum += (coefficients.empty() ? 1 : coefficients[j * in.size() + i]) * in[i][k];
+                    out[j][k] = double{s.scale} * sum;
+                }
+        }
+    }
     void run(const Activation &s) {
         for (size_t t = 0; t < tokens(); ++t)
             std::ranges::copy(gate(s.act, row(s.gate, t),

@@ -3,6 +3,7 @@
 // them.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -55,6 +56,19 @@ struct Gemma4Files {
     }
 };
 
+// Gemma 3n: which layers are full, have keys and values, and have sparse activations. llama.cpp expects these sizes, 20
+// layers that read keys of their own, and tensors of keys also in the others, where nothing reads them.
+struct Gemma3nFiles {
+    static constexpr int64_t kStreams = 4, kRank = 64, kOwnEmbedding = 256;
+    static constexpr int64_t kSharedKeys = 2;  // layers at the end
+
+    bool full(int64_t layer) const { return layer % 2 == 1; }
+    bool has_keys(int64_t layer, int64_t layers) const {
+        return layer < layers - kSharedKeys || layers == 20 + kSharedKeys;
+    }
+    bool sparse(int64_t layer, int64_t layers) const { return layer < std::min<int64_t>(10, layers / 2); }
+};
+
 // The sizes of one layer, for families whose layers differ.
 struct LayerSizes {
     int64_t heads, kv_heads, ff;
@@ -99,6 +113,7 @@ struct FamilyFiles {
     std::optional<ExpertFiles> experts = {};  // with ModelShape::experts.count > 0
     std::optional<LatentFiles> latent = {};
     std::optional<Gemma4Files> gemma4 = {};
+    std::optional<Gemma3nFiles> gemma3n = {};
     std::optional<RecurrentFiles> recurrent = {};
     // Size of the layers' additions to the residual stream. Large for families that multiply embeddings, so
     // that the layers determine the logits, not the token itself.

@@ -154,9 +154,11 @@ class Planner {
         if (family_.embedding_norm) norm("token_embd_norm");
         plan_rope_factors();
         if (family_.gemma4) plan_gemma4_begin();
+        if (family_.gemma3n) plan_gemma3n_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         if (shape_.draft_block) plan_draft_block();
         layer_ = -1;
+        if (family_.gemma3n) streams("altup_unembd_proj");
         if (family_.norms_have_weights)
             norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
@@ -186,7 +188,12 @@ class Planner {
         if (family_.latent)
             plan_latent_attention();
         else if (family_.gemma4)
-            plan_gemma4_attention();
+            plan_shared_keys(*family_.gemma4,
+                             family_.gemma4->full(layer_) ? 2 * shape_.head_dim : shape_.head_dim,
+                             family_.gemma4->kv_heads(layer_, shape_.kv_heads),
+                             family_.gemma4->full(layer_) && family_.gemma4->keys_are_values);
+        else if (family_.gemma3n)
+            plan_shared_keys(*family_.gemma3n, shape_.head_dim, shape_.kv_heads, false);
         else
             plan_attention();
         if (family_.sinks) vector("attn_sinks.weight", sizes().heads, 1);
@@ -195,6 +202,7 @@ class Planner {
         if (mixed && family_.block_indexer) plan_block_indexer();
         if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
+        if (family_.gemma3n) plan_gemma3n_end();
         if (family_.layer_factors) vector("layer_output_scale.weight", 1, 0.3f);
     }
 
@@ -240,31 +248,51 @@ class Planner {
         return family_.experts && layer_ >= shape_.experts.leading_dense && (layer_ + 1) % step == 0;
     }
 
-    // Scores are not scaled: the norms of heads keep them small.
-    void plan_gemma4_attention() {
-        const Gemma4Files &files = *family_.gemma4;
-        const bool full = files.full(layer_);
-        const int64_t width = shape_.width, head = full ? 2 * shape_.head_dim : shape_.head_dim,
-                      q = shape_.heads * head, kv = files.kv_heads(layer_, shape_.kv_heads) * head;
+    // Attention of Gemma 3n and 4, without keys and values in the last layers. Scores are not scaled: the norms of
+    // heads keep them small.
+    template <class Files>
+    void plan_shared_keys(const Files &files, int64_t head, int64_t kv_heads, bool keys_are_values) {
+        const int64_t width = shape_.width, q = shape_.heads * head, kv = kv_heads * head;
         const float of_norm = std::sqrt(1.5f / root(head));
         matrix("attn_q", Role::Plain, width, q, 1);
         vector("attn_q_norm.weight", head, of_norm);
         if (files.has_keys(layer_, shape_.layers)) {
             matrix("attn_k", Role::Plain, width, kv, 1);
             vector("attn_k_norm.weight", head, of_norm);
-            if (!full || !files.keys_are_values) matrix("attn_v", Role::AttentionV, width, kv, 1);
+            if (!keys_are_values) matrix("attn_v", Role::AttentionV, width, kv, 1);
         }
         matrix("attn_output", Role::AttentionOutput, q, width, 1);
     }
 
+    // Projections of all streams but the first.
+    void streams(const std::string &name) {
+        matrix(name, Role::Norm, shape_.width, shape_.width, 1);
+        tensors_.back().shape.push_back(Gemma3nFiles::kStreams - 1);
+    }
+
+    void plan_gemma3n_begin() {
+        plan_own_embeddings(Gemma3nFiles::kOwnEmbedding);
+        streams("altup_proj");
+    }
+
+    void plan_gemma3n_end() {
+        const int64_t width = shape_.width, n = Gemma3nFiles::kStreams;
+        plan_own_branch(Gemma3nFiles::kOwnEmbedding);
+        matrix("laurel_l", Role::Norm, width, Gemma3nFiles::kRank, 1);
+        matrix("laurel_r", Role::Norm, Gemma3nFiles::kRank, width, 1);
+        vector("laurel_post_norm.weight", width, 1);
+        // Router logits are divided by the width.
+        vector("altup_router_norm.weight", width, 1);
+        matrix("altup_router", Role::Norm, width, n, static_cast<float>(width));
+        matrix("altup_predict_coef", Role::Norm, n, n * n, 0.15f);
+        matrix("altup_correct_coef", Role::Norm, n, n, 0.25f);
+        vector("altup_correct_scale.weight", width, 1);
+    }
+
     // The output of the layer's own embedding, the factor of the stream, and the input scale of the router.
     void plan_gemma4_end() {
-        const int64_t width = shape_.width, own = family_.gemma4->own_embedding;
-        if (own > 0) {
-            matrix("inp_gate", Role::Plain, width, own, 1);
-            matrix("proj", Role::Plain, own, width, 1);
-            vector("post_norm.weight", width, family_.branch_gain);
-        }
+        const int64_t width = shape_.width;
+        plan_own_branch(family_.gemma4->own_embedding);
         vector("layer_output_scale.weight", 1, 0.9f);
         if (!has_experts()) return;
         for (const char *name : {"post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"}) norm(name);
@@ -273,16 +301,26 @@ class Planner {
     }
 
     void plan_gemma4_begin() {
-        const int64_t width = shape_.width, own = family_.gemma4->own_embedding;
         const int64_t pairs = shape_.head_dim;  // of full layers; a quarter is rotated
         std::vector<float> divisors(static_cast<size_t>(pairs), 1e30f);
         std::fill_n(divisors.begin(), pairs / 4, 1.0f);
         tensors_.push_back({"rope_freqs.weight", {pairs}, Type::F32, 0, 0, std::move(divisors)});
+        plan_own_embeddings(family_.gemma4->own_embedding);
+    }
+
+    // The embeddings of every layer; own: their width.
+    void plan_own_embeddings(int64_t own) {
         if (own == 0) return;
         matrix("per_layer_token_embd", Role::Embedding, own * shape_.layers, shape_.vocab,
                root(shape_.layers));
-        matrix("per_layer_model_proj", Role::Plain, width, own * shape_.layers, 1);
+        matrix("per_layer_model_proj", Role::Plain, shape_.width, own * shape_.layers, 1);
         vector("per_layer_proj_norm.weight", own, 1);
+    }
+    void plan_own_branch(int64_t own) {
+        if (own == 0) return;
+        matrix("inp_gate", Role::Plain, shape_.width, own, 1);
+        matrix("proj", Role::Plain, own, shape_.width, 1);
+        vector("post_norm.weight", shape_.width, family_.branch_gain);
     }
 
     void plan_latent_attention() {

@@ -1,5 +1,6 @@
 #include "tests/support/model_metadata.h"
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -88,6 +89,20 @@ void add_gemma4_metadata(const ModelShape &shape, const Gemma4Files &files, cons
     }
     writer.add(key("rope.freq_base"), static_cast<float>(100 * shape.rope_freq_base));
     writer.add(key("rope.freq_base_swa"), static_cast<float>(shape.rope_freq_base));
+}
+
+void add_gemma3n_metadata(const ModelShape &shape, const Gemma3nFiles &files, const std::string &arch,
+                          gguf::Writer &writer) {
+    gguf::Array windowed(gguf::ValueType::Bool), sparsity(gguf::ValueType::F32);
+    for (int64_t layer = 0; layer < shape.layers; ++layer) {
+        windowed.push(!files.full(layer));
+        sparsity.push(files.sparse(layer, shape.layers) ? 1.6448534f : -INFINITY);
+    }
+    writer.add(arch + ".attention.sliding_window_pattern", windowed);
+    writer.add(arch + ".activation_sparsity_scale", sparsity);
+    writer.add(arch + ".attention.shared_kv_layers", static_cast<uint32_t>(Gemma3nFiles::kSharedKeys));
+    writer.add(arch + ".embedding_length_per_layer_input",
+               static_cast<uint32_t>(Gemma3nFiles::kOwnEmbedding));
 }
 
 void add_value(gguf::Writer &writer, const std::string &key,
@@ -179,6 +194,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         add_size("attention.indexer.block_size", kIndexerBlock);
         add_size("attention.indexer.local_blocks", 1);
     }
+    if (family.gemma3n) add_gemma3n_metadata(shape, *family.gemma3n, family.arch, writer);
     if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
     add_size("vocab_size", shape.vocab);
     writer.add(key(family.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),

@@ -241,6 +241,20 @@ void TinyProgram::add_varied_layer() {
     program_.steps.push_back(
         Activation{gate_, plain ? kNoSlot : up_, gate_, act, {0.8f, -0.9f, 0.5f, -1e-6f}});
     add_output_of_block(gate_);
+    if (chance(0.3)) mix_halves();
+}
+
+// Adds to the residual stream a mix of the halves of the stream and of normed values.
+void TinyProgram::mix_halves() {
+    const int64_t half = shape_.width / 2;
+    Mix mix{.in = {x_, normed_}, .out = {branch_}, .width = half};
+    if (chance(0.7)) {
+        mix.coefficients = slot(2 * 4);
+        program_.steps.push_back(Linear{normed_, {part(normed_, mix.coefficients, kNoSlot)}});
+    }
+    if (chance(0.5)) mix.scale = 0.5f;
+    program_.steps.push_back(mix);
+    program_.steps.push_back(varied_norm(branch_, x_, x_));
 }
 
 // Multiplies queries, except their last dimensions, by one matrix per head, as in multi-head latent attention.

@@ -61,6 +61,7 @@ class TinyProgram {
     void add_experts();
     void absorb_into_queries();
     void add_varied_layer();
+    void mix_halves();
 
     TinyShape shape_;
     std::mt19937 random_;

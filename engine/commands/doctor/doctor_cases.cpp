@@ -35,6 +35,7 @@ enum Kind : int64_t {
     kGated,
     kHeads,
     kCopy,
+    kMix,
     kAttend,
     kGate,
     kExperts,
@@ -320,6 +321,25 @@ class Cases {
         push_exact(
             "copies of " + std::to_string(step.count) + " x " + std::to_string(step.width), "",
             [this, step] { return small().input(step.in).input(step.out).step(step).look_at(step.out); },
+            kExact);
+    }
+
+    void add(const Mix &step) {
+        int64_t in = 0, out = 0;  // floats
+        for (const Slot slot : step.in) in += width(slot);
+        for (const Slot slot : step.out) out += width(slot);
+        if (seen({kMix, static_cast<int64_t>(step.in.size()), static_cast<int64_t>(step.out.size()), in, out,
+                  step.width, step.coefficients == kNoSlot, step.scale != 1}))
+            return;
+        push_exact(
+            "mix of " + std::to_string(in / step.width) + " x " + std::to_string(step.width) + " to " +
+                std::to_string(out / step.width),
+            "",
+            [this, step] {
+                Small one = small();
+                for (const Slot slot : step.in) one.input(slot);
+                return one.input(step.coefficients).step(step).look_at(step.out.back());
+            },
             kExact);
     }
 

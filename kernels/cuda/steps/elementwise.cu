@@ -105,6 +105,29 @@ struct CopyPieces {
     }
 };
 
+struct MixStreams {
+    using Params = MixParams;
+    static constexpr const char *kName = "mix";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        grid_dep_trigger();
+        const int64_t slices = int64_t{p.tokens} * p.outputs, step = int64_t{block_count()} * block_threads();
+        for (int64_t n = int64_t{block_index()} * block_threads() + thread_index(); n < slices * p.width;
+             n += step) {
+            const int64_t slice = n / p.width, col = n % p.width, token = slice / p.outputs;
+            const auto j = static_cast<int32_t>(slice % p.outputs);
+            const float *c =
+                p.coefficients ? p.coefficients + token * p.coefficients_stride + j * p.inputs : nullptr;
+            float sum = 0;
+            for (int32_t i = 0; i < p.inputs; ++i)
+                sum += (c ? c[i] : 1.0f) * p.in[i].first[token * p.in[i].stride + col];
+            p.out[j].first[token * p.out[j].stride + col] = p.scale * sum;
+        }
+    }
+};
+
 struct Softcap {
     using Params = SoftcapParams;
     static constexpr const char *kName = "softcap";
@@ -132,6 +155,10 @@ int64_t copy_pieces_blocks(const CopyParams &params) {
     int64_t units = 0;
     for (int i = 0; i < params.copies; ++i) units += copy_units(params.copy[i], params.tokens);
     return (units + CopyPieces::kThreads / 32 - 1) / (CopyPieces::kThreads / 32);
+}
+
+Kernel<MixParams> mix_kernel() {
+    return kernel_of<MixStreams>();
 }
 
 Kernel<SoftcapParams> softcap_kernel() {

@@ -54,6 +54,22 @@ Kernel<CopyParams> copy_pieces_kernel();
 // Number of blocks with work.
 int64_t copy_pieces_blocks(const CopyParams &params);
 
+// Mix of program.h, with the slices of one token after the other of the slots: in[i] and out[j] are those of the first
+// token. Any grid.
+inline constexpr int kMixSlices = 8;
+struct MixParams {
+    struct Slice {
+        float *first;
+        int64_t stride;  // from token to token
+    };
+    Slice in[kMixSlices], out[kMixSlices];
+    const float *coefficients;  // null: all are 1
+    int64_t coefficients_stride;
+    int32_t inputs, outputs, width, tokens;
+    float scale;
+};
+Kernel<MixParams> mix_kernel();
+
 // x = cap * tanh(x / cap), in place. Any grid.
 struct SoftcapParams {
     float *x;

@@ -63,6 +63,7 @@ ModelShape as_recorded(const std::string &arch) {
     ModelShape shape;
     shape.arch = arch, shape.width = 64, shape.ff = 96;
     shape.layers = arch == "gemma2"           ? 26
+                   : arch == "gemma3n"        ? 22
                    : arch == "exaone4-32b"    ? 64
                    : arch == "deepseek2-lite" ? 27
                    : arch == "baichuan"       ? 32

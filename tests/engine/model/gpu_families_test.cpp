@@ -50,6 +50,7 @@ ModelShape shape_of(const std::string &arch) {
         // Two mixers, or a mixer and a feed-forward network, then attention.
         if (files->recurrent->period > 0 && !files->recurrent->attention_too) shape.layers = 3;
     }
+    if (files->gemma3n) shape.layers = 4;  // one of each kind
     if (files->gemma4) {
         shape.layers = files->gemma4->period + files->gemma4->shared_kv;
         if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // 272 in full layers
