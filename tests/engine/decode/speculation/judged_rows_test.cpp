@@ -81,7 +81,8 @@ std::unique_ptr<Speculator> speculator_of(std::unique_ptr<DraftSource> source, D
 }
 
 Outcome answer(Executor &executor, const SamplingOptions &sampling, int64_t count,
-               std::unique_ptr<Speculator> speculator, const completion::Vocabulary &vocabulary = toy_letters()) {
+               std::unique_ptr<Speculator> speculator,
+               const completion::Vocabulary &vocabulary = toy_letters()) {
     const Answered answered = answer_one(executor, vocabulary,
                                          {.input = Tokens{{3, 1, 4, 1, 5}},
                                           .sampling = sampling,
