@@ -261,20 +261,20 @@ ptx-test ptx-sample:
 endif
 
 # Speed of the matrix kernels alone (kernels/cpu/README.md).
-$(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
-	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(cuda_objects) $(BUILD)/librunnel.a
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS) $(CUDA_LIBS)
 
 # Speed of the masks of constrained output (engine/grammar/README.md).
-$(BUILD)/bench-masks: $(BUILD)/obj/tests/tools/bench_masks.o $(BUILD)/librunnel.a
-	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/bench-masks: $(BUILD)/obj/tests/tools/bench_masks.o $(cuda_objects) $(BUILD)/librunnel.a
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS) $(CUDA_LIBS)
 
 # Open MPI (MPI=1): the program for several processes, and what its tests start (tests/kernels/mpi_communicator_test.cpp).
 mpi_include := $(firstword $(shell mpicxx --showme:incdirs 2>/dev/null))
 mpi_libs = $(addprefix -L,$(shell mpicxx --showme:libdirs)) -lmpi
 mpi_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,tests/tools/mpi_ranks.cpp $(wildcard kernels/mpi/*.cpp))
 $(mpi_objects): CXXFLAGS += -isystem $(mpi_include)
-$(BUILD)/mpi-ranks: $(mpi_objects) $(BUILD)/librunnel.a
-	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(mpi_objects) $(BUILD)/librunnel.a $(LDLIBS) $(mpi_libs)
+$(BUILD)/mpi-ranks: $(mpi_objects) $(cuda_objects) $(BUILD)/librunnel.a
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS) $(CUDA_LIBS) $(mpi_libs)
 $(BUILD)/runnel-mpi: $(BUILD)/obj/main.o $(filter $(BUILD)/obj/kernels/%,$(mpi_objects)) $(BUILD)/librunnel.a $(cuda_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS) $(CUDA_LIBS) $(mpi_libs)
 
