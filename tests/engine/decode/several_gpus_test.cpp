@@ -203,7 +203,7 @@ TEST_CASE("several GPUs: batches, drafts and preemption give the text of one GPU
             for (int32_t k = 0; k < 18 + 2 * i; ++k) prompt.push_back(1 + (k % 7 + i) * 7 % 290);
             queue.submit({.input = completion::Tokens{prompt},
                           .sampling = {.temperature = 0, .logit_bias = {}},
-                          .limits = {.max_tokens = 36, .ignore_end = true}});
+                          .limits = {.max_tokens = 56, .ignore_end = true}});
         }
         std::vector<std::vector<text::TokenId>> all;
         for (const auto &[key, answer] : testing::answer_all(queue)) {
