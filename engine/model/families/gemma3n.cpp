@@ -71,7 +71,8 @@ class Gemma3n {
     const Metadata &m_;
     Size width_;
     std::vector<bool> full_;
-    std::vector<float> sparsity_;  // by layer: deviations above the mean that are cut; not finite: none
+    std::vector<float>
+        sparsity_;  // by layer: a gate is cut below the mean plus so many deviations; -inf: not at all
     SharedKeyAttention attention_;
     LayerEmbedding embedding_;
     AttentionKind whole_, windowed_;
@@ -92,6 +93,9 @@ std::vector<float> sparsity_of(const Builder &b) {
     // Layers without a cut have -inf.
     std::vector<float> all = value->as_floats();
     if (all.size() != count) b.metadata().fail(key, "does not have one number per layer");
+    for (const float deviations : all)
+        if (std::isnan(deviations) || deviations == INFINITY)
+            b.metadata().fail(key, "has an entry that is neither a finite number nor -inf");
     return all;
 }
 

@@ -50,6 +50,14 @@ TEST_CASE("gemma3n: other streams than llama.cpp's are refused by key") {
     CHECK(error("altup.num_inputs", 4) == "");
     CHECK(error("altup.num_inputs", 3).find("gemma3n.altup.num_inputs: is not 4") != std::string::npos);
     CHECK(error("altup.active_idx", 1).find("gemma3n.altup.active_idx: is not 0") != std::string::npos);
+    for (const float wrong : {NAN, INFINITY}) {
+        gguf::Array four(gguf::ValueType::F32);
+        for (int i = 0; i < 4; ++i) four.push(i == 2 ? wrong : 1.0f);
+        CHECK(EditedModel(shape_of(4))
+                  .set("gemma3n.activation_sparsity_scale", four)
+                  .error()
+                  .find("activation_sparsity_scale: has an entry that is neither") != std::string::npos);
+    }
     gguf::Array three(gguf::ValueType::F32);
     for (int i = 0; i < 3; ++i) three.push(1.0f);
     CHECK(EditedModel(shape_of(4))
