@@ -21,6 +21,11 @@ struct Sizes {
     Size width, q, k, v, attended, hidden;
 };
 
+// What remains to be applied to gates of attention: softplus is a step of its own.
+Activation::Kind gate_activation(bool softplus) {
+    return softplus ? Activation::Kind::Identity : Activation::Kind::Sigmoid;
+}
+
 class Decoder {
   public:
     // width: of feed-forward networks; 0: feed_forward_length. kv_heads: 0: attention.head_count_kv
@@ -375,15 +380,19 @@ void Decoder::clamp_qkv() {
 }
 
 void Decoder::gate_attended(int32_t i, Slot in, Slot attended) {
-    if (t_.attention_gates == DecoderTraits::Gates::None) return;
-    if (t_.attention_gates == DecoderTraits::Gates::PerHead) {
-        const Size heads{heads_, "attention.head_count"};
-        const WeightId matrix = b_.matrix(layer_prefix(i) + "attn_gate.weight", heads, size_.width);
-        return emit_head_gates(b_, matrix, in, attended, heads_, h_.value_length);
+    using Gates = DecoderTraits::Gates;
+    if (t_.attention_gates == Gates::None) return;
+    const std::string name = layer_prefix(i) + "attn_gate";
+    const bool of_heads = t_.attention_gates == Gates::PerHead ||
+                          (t_.attention_gates == Gates::ByRows && b_.rows_of(name + ".weight") == heads_);
+    if (of_heads) {
+        const WeightId matrix = b_.matrix(name + ".weight", {heads_, "attention.head_count"}, size_.width);
+        return emit_head_gates(b_, matrix, in, attended, heads_, h_.value_length, t_.softplus_gates);
     }
     const Slot gate = b_.slot("attention gate", size_.attended.value);
-    b_.add(Linear{in, {part(layer_prefix(i) + "attn_gate", size_.attended, size_.width, false, gate)}});
-    b_.add(Activation{gate, attended, attended, Activation::Kind::Sigmoid});
+    b_.add(Linear{in, {part(name, size_.attended, size_.width, false, gate)}});
+    if (t_.softplus_gates) b_.add(ScanGate{.in = gate, .step = gate});
+    b_.add(Activation{gate, attended, attended, gate_activation(t_.softplus_gates)});
 }
 
 Linear Decoder::gate_and_up(int32_t i, Slot in, Slot gate, Slot up) {
@@ -431,13 +440,15 @@ void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer
 }
 
 // A column of ones repeats each head's gate.
-void emit_head_gates(Builder &b, WeightId matrix, Slot in, Slot attended, int64_t heads, int64_t width) {
+void emit_head_gates(Builder &b, WeightId matrix, Slot in, Slot attended, int64_t heads, int64_t width,
+                     bool softplus) {
     const Slot gates = b.slot("head gates", heads), repeated = b.slot("repeated head gates", heads * width);
     b.add(Linear{in, {{matrix, kNoWeight, gates, kNoSlot}}});
+    if (softplus) b.add(ScanGate{.in = gates, .step = gates});
     std::vector<float> ones(static_cast<size_t>(heads * width), 1.0f);
     b.add(HeadLinear{
         gates, repeated, {0, 1}, {0, width}, b.constant("head gates", std::move(ones), heads, width, 1)});
-    b.add(Activation{repeated, attended, attended, Activation::Kind::Sigmoid});
+    b.add(Activation{repeated, attended, attended, gate_activation(softplus)});
 }
 
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,

@@ -43,9 +43,9 @@ struct DecoderTraits {
         PlainAfterRope,    // RMS norm of each head without weights, after RoPE, on layers that have RoPE
         PlainWithGain,     // RMS norm of each head without weights; each q head has a gain, [heads]
     };
-    // The attended values are multiplied by the sigmoid of attn_gate x, x: A's input, with a gate for each of them
-    // or for each head.
-    enum class Gates { None, PerValue, PerHead };
+    // The attended values are multiplied by f(attn_gate x), x: A's input, f: the sigmoid, with a gate for each of
+    // them or for each head. ByRows: one of the two, as the tensor of the layer shows.
+    enum class Gates { None, PerValue, PerHead, ByRows };
     enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases are required
 
     std::optional<kernels::RopeTable::Pairs> pairs = {};  // none: no RoPE
@@ -94,6 +94,7 @@ struct DecoderTraits {
     double largest_alibi_bias = 0;
     double qkv_limit = 0;  // q, k and v are clamped to [-limit, limit]; 0: they are not
     Gates attention_gates = Gates::None;
+    bool softplus_gates = false;     // f is ln(1 + exp(x))
     double attention_out_scale = 1;  // of A's output
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
     double normed_residual_scale = 1;
@@ -115,9 +116,10 @@ void emit_decoder(Builder &builder, const DecoderTraits &traits);
 void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,
                     int32_t rope, int32_t kv_heads = 0);
 
-// Multiplies each head's `width` attended values by the sigmoid of its gate, which is a row of `matrix` times `in`.
+// Multiplies each head's `width` attended values by f of its gate, which is a row of `matrix` times `in`. f: the
+// sigmoid, or ln(1 + exp(x)) if `softplus`.
 void emit_head_gates(Builder &builder, kernels::WeightId matrix, kernels::Slot in, kernels::Slot attended,
-                     int64_t heads, int64_t width);
+                     int64_t heads, int64_t width, bool softplus = false);
 
 // The dense feed-forward half of a layer with `width` (0: feed_forward_length) hidden units.
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,

@@ -118,6 +118,7 @@ std::span<const Family> families() {
         {"plm", emit_plm},
         {"spark2_5", emit_spark2_5},
         {"minimax-m3", emit_minimax_m3},
+        {"laguna", emit_laguna, true},
     };
     return kFamilies;
 }

@@ -114,6 +114,7 @@ void emit_plm(Builder &);
 void emit_afmoe(Builder &);
 void emit_muse_glimmer(Builder &);
 void emit_spark2_5(Builder &);
+void emit_laguna(Builder &);
 void emit_olmo(Builder &);
 void emit_dbrx(Builder &);
 void emit_apertus(Builder &);

@@ -12,8 +12,7 @@ constexpr std::string_view
     kDraft = "a draft model; it needs its target's hidden states",
     kRwkv = "an RWKV model; it needs RWKV's time mixing",
     kIndexer = "it needs sparse attention with an indexer",
-    kAlibi = "it needs attention biases by distance (ALiBi)",
-    kHeadGates = "it needs a gate per attention head";
+    kClamps = "it needs experts with a clamped activation";
 
 constexpr OtherArchitecture kOthers[] = {
     {"bert", kEncoder},
@@ -49,12 +48,11 @@ constexpr OtherArchitecture kOthers[] = {
     {"hy_v4", "it needs an indexer and hyper-connections"},
     {"glm5-next", "it needs an indexer and hyper-connections"},
     {"qwen4exp", "it needs an indexer, hyper-connections and a table of n-grams"},
-    {"step35", kHeadGates},
-    {"laguna", kHeadGates},
+    {"step35", kClamps},
     {"grovemoe", "a mixture of experts; it needs experts that share chunks"},
     {"graniteswitch", "it needs adapters selected by tokens"},
     {"hrm_text", "it needs cycles over stacks of layers"},
-    {"maple", "a mixture of experts; it needs SwiGLU clamped before the activation"},
+    {"maple", kClamps},
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
 };

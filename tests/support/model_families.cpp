@@ -315,7 +315,8 @@ void add_dense(std::vector<FamilyFiles> &list) {
 void add_mixtures(std::vector<FamilyFiles> &list) {
     using Shared = ExpertFiles::Shared;
     const auto add = [&](const std::string &name, FamilyFiles family, const ExpertFiles &experts) {
-        family.name = family.arch = name;
+        family.name = name;
+        if (family.arch.empty()) family.arch = name;
         family.experts = experts;
         list.push_back(std::move(family));
     };
@@ -376,6 +377,18 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
          .keys = {{"attention.clamp_kqv", 0.8f}}},
         {.width_key = false});
     add("phimoe", {.norm_bias = true, .biases = Biases::All, .output_bias = true}, {.width_key = false});
+    FamilyFiles laguna{.head_norm = HeadNorm::PerHead,
+                       .rope_divisor = 2,
+                       .head_gates = true,
+                       .wide_window_rope = true,
+                       .layer_sizes = [](const LayerSizes &all, int64_t layer) -> LayerSizes {
+                           return {layer % 4 == 0 ? all.heads : 2 * all.heads, all.kv_heads, all.ff};
+                       },
+                       .keys = {window, sigmoid, scale, normed, {"rope.freq_base_swa", 5000.0f}}};
+    add("laguna", laguna, chosen);
+    laguna.head_gates = laguna.wide_window_rope = false, laguna.attention_gate = true;
+    laguna.layer_sizes = nullptr, laguna.keys = {sigmoid, scale, normed}, laguna.arch = "laguna";
+    add("laguna-m", laguna, chosen);
     add("minimax-m3",
         {.head_norm = HeadNorm::PerHead,
          .rope_divisor = 2,

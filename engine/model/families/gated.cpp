@@ -6,6 +6,25 @@
 
 namespace runnel::model {
 
+namespace {
+
+// The number of rotated dimensions of window layers.
+int32_t window_rope_dimensions(const Builder &b) {
+    const HyperParameters &h = b.hyper();
+    const char *key = "rope.dimension_count_swa";
+    const int64_t rotated = b.metadata().integer(key, 2, h.key_length).value_or(h.rope_dimensions);
+    if (rotated % 2 != 0) b.metadata().fail(key, "must be even");
+    return static_cast<int32_t>(rotated);
+}
+
+// RoPE's base in window layers is that of full layers if the file does not say.
+double window_rope_base(const Builder &b) {
+    const Metadata &m = b.metadata();
+    return m.real("rope.freq_base_swa").value_or(m.real("rope.freq_base").value_or(10000));
+}
+
+}  // namespace
+
 // afmoe: Arcee Trinity. Norms before and after both halves; three of four layers have windows; the first layers
 // are dense. Every fourth layer has no RoPE, even in models without windows.
 void emit_afmoe(Builder &b) {
@@ -28,7 +47,6 @@ void emit_afmoe(Builder &b) {
 // the latter with their own epsilon; three window layers with RoPE, then a full one without.
 void emit_muse_glimmer(Builder &b) {
     const Metadata &m = b.metadata();
-    const double base = m.real("rope.freq_base").value_or(10000);
     DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Adjacent,
                          .block = DecoderTraits::Block::Sandwich,
                          .post_norm_epsilon = 1e-8,
@@ -36,7 +54,7 @@ void emit_muse_glimmer(Builder &b) {
                          .full = full_layers(b, 4),
                          .window = m.required_integer("attention.sliding_window", 1, INT32_MAX),
                          .rope_on_full = false,
-                         .window_rope_base = m.real("rope.freq_base_swa").value_or(base),
+                         .window_rope_base = window_rope_base(b),
                          .logit_softcap = m.real("final_logit_softcapping", 0).value_or(0),
                          .attention_gates = DecoderTraits::Gates::PerValue,
                          .logit_scale = m.required_real("logit_scale", 0)};
@@ -51,19 +69,32 @@ void emit_muse_glimmer(Builder &b) {
 //
 // The model's GELU is the exact one, as here; llama.cpp computes the approximation by tanh.
 void emit_spark2_5(Builder &b) {
-    const Metadata &m = b.metadata();
-    const HyperParameters &h = b.hyper();
-    const double base = m.real("rope.freq_base").value_or(10000);
-    const char *dimensions = "rope.dimension_count_swa";
-    const int64_t rotated = m.integer(dimensions, 2, h.key_length).value_or(h.rope_dimensions);
-    if (rotated % 2 != 0) m.fail(dimensions, "must be even");
     emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
                      .act = kernels::Activation::Kind::GeluErf,
                      .full = full_layers(b, 0),
-                     .window = m.required_integer("attention.sliding_window", 1, INT32_MAX),
-                     .window_rope_base = m.real("rope.freq_base_swa").value_or(base),
-                     .window_rope_dimensions = static_cast<int32_t>(rotated),
+                     .window = b.metadata().required_integer("attention.sliding_window", 1, INT32_MAX),
+                     .window_rope_base = window_rope_base(b),
+                     .window_rope_dimensions = window_rope_dimensions(b),
                      .attention_gates = DecoderTraits::Gates::PerHead});
+}
+
+// laguna: Laguna XS, S (a gate for each head; one full layer, then three window layers with more heads) and M (a gate
+// for each value, no windows). Gates are softplus; the first layers are dense.
+void emit_laguna(Builder &b) {
+    DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Halves,
+                         .head_norm = DecoderTraits::HeadNorm::PerHead,
+                         .heads = by_layer(b, "attention.head_count", 1, 4096, b.hyper().head_count),
+                         .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, b.hyper().head_count_kv),
+                         .window = sliding_window(b, 0),
+                         .attention_gates = DecoderTraits::Gates::ByRows,
+                         .softplus_gates = true};
+    if (traits.window > 0) {
+        traits.full = full_layers(b, 4, true);
+        traits.window_rope_base = window_rope_base(b);
+        traits.window_rope_dimensions = window_rope_dimensions(b);
+    }
+    with_experts(traits, {.score = ExpertTraits::Score::Sigmoid});
+    emit_decoder(b, traits);
 }
 
 }  // namespace runnel::model
