@@ -6,7 +6,7 @@
 // weights chunk by chunk of 64 columns, their side planes block by block, and activations (6 KB per chunk),
 // which are stored in the order of operand B. Weights become binary16 integers in registers (fragments.h),
 // once for all tokens. A product over a group of 32 (or 16) columns is one exact float32 per output and costs
-// one fma with the group's scale. Sums of the current block and range are in registers; those of earlier
+// one fma with the group's scale. Sums of the current block and range are in registers; those of finished
 // ranges, which change every eighth of the columns, in shared memory (48 KB, each lane its own). More tokens
 // would need more registers than there are.
 //
@@ -40,7 +40,7 @@ struct PrefillShared {
     uint4 x[2][2][kTokens][kChunkPieces / 2];  // [32 columns][token]
     uint4 main[2][kPrefillTiles][kStepBytes / 16];
     uint4 side[kPrefillTiles][tile_layout(F).side / 16];  // of the next block
-    float4 all[kWarps][2][kTokens / 8][32];               // sums of the earlier ranges
+    float4 all[kWarps][2][kTokens / 8][32];               // sums of the finished ranges
     // Sums of the current and the next block: in parts (activations.h), for float minimums also added up.
     uint4 sums[kSumBlocks][kMinimums ? kTokens : 1][kSumPieces];
     float group_sums[2][kMinimums && !kIntegerMinimums ? 8 : 1][kTokens];
@@ -253,9 +253,8 @@ struct PrefillMultiplier {
         }
     }
 
-    // At the end of a range of blocks: adds `range` to shared.all; after the last one, `range` is the result.
-    DEVICE void finish_range(bool first, bool last) {
-        if (first && last) return;
+    // At the end of a range of blocks: adds `range` to shared.all and clears it.
+    DEVICE void finish_range(bool first) {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -267,30 +266,31 @@ struct PrefillMultiplier {
                     const float4 before = all;
                     sum = {before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w};
                 }
-                if (last) {
-                    own[0] = sum.x, own[1] = sum.y, own[2] = sum.z, own[3] = sum.w;
-                } else {
-                    all = sum;
-                    own[0] = own[1] = own[2] = own[3] = 0;
-                }
+                all = sum;
+                own[0] = own[1] = own[2] = own[3] = 0;
             }
     }
 
-    DEVICE void write_outputs(const LinearParams &p, const TileAt *tiles, TokenGroup group) const {
-        const int g = lane_index() >> 2, t = lane_index() & 3;
-        const bool gate = p.gate != LinearGate::None;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (tiles[i].matrix < 0 || (gate && i == 1)) continue;
-#pragma unroll
-            for (int j = 0; j < kColumns; ++j)
+    // Writes the lane's own sums of shared.all. (Loops: 48 copies of write_output() would be most of the kernel.)
+    static DEVICE void write_outputs(const Shared &shared, const LinearParams &p, TokenGroup group) {
+        const int g = lane_index() >> 2, t = lane_index() & 3, tiles = p.gate != LinearGate::None ? 1 : 2;
+#pragma unroll 1
+        for (int i = 0; i < tiles; ++i) {
+            const TileAt at = shared.tiles[2 * warp_index() + i];
+            if (at.matrix < 0) continue;
+#pragma unroll 1
+            for (int j = 0; j < kColumns; ++j) {
+                const float4 y = shared.all[warp_index()][i][j][lane_index()],
+                             up = shared.all[warp_index()][1][j][lane_index()];
+                const float ys[4] = {y.x, y.y, y.z, y.w}, ups[4] = {up.x, up.y, up.z, up.w};
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     const int token = 8 * j + 2 * t + k % 2;
-                    const int32_t row = tiles[i].tile * kTileRows + g + k / 2 * 8;
-                    if (token < group.count && row < p.matrix[tiles[i].matrix].rows)
-                        write_output(p, tiles[i], group, token, row, range[i][j][k], range[1][j][k]);
+                    const int32_t row = at.tile * kTileRows + g + k / 2 * 8;
+                    if (token < group.count && row < p.matrix[at.matrix].rows)
+                        write_output(p, at, group, token, row, ys[k], ups[k]);
                 }
+            }
         }
     }
 };
@@ -368,8 +368,7 @@ struct LinearPrefillBody {
             next_chunk<2>(shared, loader, m, scales, at);
             next_chunk<3>(shared, loader, m, scales, at);
             m.finish_block(scales, at.block);
-            if (at.block + 1 == range_of(at.blocks, ranges, finished).end)
-                m.finish_range(finished++ == 0, !at.more());
+            if (at.block + 1 == range_of(at.blocks, ranges, finished).end) m.finish_range(finished++ == 0);
         }
     }
 
@@ -416,7 +415,7 @@ struct LinearPrefillBody {
         else
             copy_only(shared, loader, m, at);
         cp_async_wait<0>();
-        if (busy) m.write_outputs(p, &shared.tiles[slot], group);
+        if (busy) Multiplier::write_outputs(shared, p, group);
         block_sync();  // shared memory is free for the next unit
     }
 
