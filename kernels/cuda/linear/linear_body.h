@@ -217,6 +217,8 @@ constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
     switch (format) {
         case TileFormat::Q6_K:
             return groups == 1 && !grouped;
+        case TileFormat::Q8_0:
+            return groups == 4;
         case TileFormat::Q4_K:
             return groups < 4 && !grouped;
         case TileFormat::Q2_K:
@@ -239,17 +241,16 @@ DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &s
     if (first.chunks > 3) load_chunk<F, 3>(first.block, w);
 }
 
-// On entry w and side hold the first block of the range; on return they hold `after`, if it exists.
+// On entry w and side hold the first block of the range, which is at `first`; on return they hold `after`, if it exists.
 template <TileFormat F, int kGroups, bool kGrouped>
-DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
-                           NextBlock after, const Book<F> &book, MainRegisters<F> &w, SideRegisters<F> &side,
-                           float (&sums)[kGroups][2]) {
-    const LaneActivations<kGroups, kGrouped> x(p, group);
+DEVICE void multiply_range(const LinearParams &p, const LaneActivations<kGroups, kGrouped> &x,
+                           const std::byte *first, Range range, NextBlock after, const Book<F> &book,
+                           MainRegisters<F> &w, SideRegisters<F> &side, float (&sums)[kGroups][2]) {
     const int32_t begin = short_of_registers(F, kGroups, kGrouped) ? computed_anew(range.begin) : range.begin;
     for (int32_t block = begin; block < range.end; ++block) {
         const bool last = block + 1 == range.end;
-        const NextBlock next =
-            last ? after : NextBlock{tile + (block + 1) * block_bytes(F), chunks_at(p.cols, block + 1)};
+        first += block_bytes(F);
+        const NextBlock next = last ? after : NextBlock{first, chunks_at(p.cols, block + 1)};
         multiply_block<F, kGroups, kGrouped>(w, side, next, book, x, block, groups_at(p.cols, block), sums);
     }
 }
@@ -267,9 +268,9 @@ DEVICE void load_half_chunk(const std::byte *chunk, uint32_t (&w)[16]) {
 
 // On entry w holds the first chunk of the range; on return it holds the chunk `after`, if not null.
 template <TileFormat F, int kGroups, bool kGrouped>
-DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
-                                const std::byte *after, uint32_t (&w)[16], float (&sums)[kGroups][2]) {
-    const LaneTokens<kGroups, kGrouped> lane(p, group);
+DEVICE void multiply_half_range(const LinearParams &p, const LaneTokens<kGroups, kGrouped> &lane,
+                                const std::byte *tile, Range range, const std::byte *after, uint32_t (&w)[16],
+                                float (&sums)[kGroups][2]) {
     constexpr int kProducts = LaneTokens<kGroups, kGrouped>::kProducts;
     int32_t piece[kProducts];  // offset in the halves, of the first 32 columns
 #pragma unroll
@@ -381,10 +382,10 @@ DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
     if (is_half(format)) return 2;
     if (groups == 1) {
-        const bool wide = has_codebook(format) || format == TileFormat::IQ4_XS ||
-                          format == TileFormat::Q6_K || has_pairs(format);
+        const bool wide = format == TileFormat::IQ4_XS || format == TileFormat::Q6_K || has_pairs(format);
         return grouped && wide ? 1 : 2;
     }
+    if (groups == 2 && has_codebook(format)) return format == TileFormat::IQ1 ? 1 : 2;
     if (!has_group_floats(format)) return groups == 2 && !grouped && format == TileFormat::Q4_K ? 2 : 1;
     const bool wide = format == TileFormat::NVFP4 || format == TileFormat::Q5_1;
     return wide || (groups == 4 && format == TileFormat::Q4_1) ? 1 : 2;
@@ -400,6 +401,7 @@ struct Linear {
     using Shared =
         std::conditional_t<has_codebook(F), LinearBookShared<kGroups, book_words(F)>, LinearShared<kGroups>>;
     static constexpr int kTokens = kGroupTokens * kGroups;
+    static constexpr bool kShort = short_of_registers(F, kGroups, kGrouped);
 
     static DEVICE Unit unit_at(const Params &p, int32_t groups, int32_t unit) {
         return unit_of<kTokens, kGrouped>(p, groups, unit);
@@ -416,38 +418,56 @@ struct Linear {
         SideRegisters<F> side;
         Book<F> book;
 
+        // What is kept of a tile: of a quantized one the address of the warp's first block, else that of the tile.
+        DEVICE const std::byte *start_of(const std::byte *tile) const {
+            return tile + (is_half(F) || is_float(F) ? 0 : range.begin * block_bytes(F));
+        }
         DEVICE const std::byte *first_chunk(const std::byte *tile) const {
             return tile == nullptr ? nullptr : half_chunk<F>(tile, 4 * range.begin);
         }
-        DEVICE NextBlock first_block(const Params &p, const std::byte *tile) const {
-            if (tile == nullptr) return {nullptr, 0};
-            return {tile + range.begin * block_bytes(F), chunks_at(p.cols, range.begin)};
+        DEVICE NextBlock first_block(const Params &p, const std::byte *start) const {
+            const int32_t begin = kShort && kGroups == 1 ? computed_anew(range.begin) : range.begin;
+            return {start, start == nullptr ? 0 : chunks_at(p.cols, begin)};
         }
         // Starts the load of the warp's first block.
-        DEVICE void begin(const Params &p, const std::byte *tile) {
+        DEVICE void begin(const Params &p, const std::byte *start) {
             if constexpr (is_half(F))
-                load_half_chunk(first_chunk(tile), main.main);
+                load_half_chunk(first_chunk(start), main.main);
             else if constexpr (!is_float(F))
-                load_block<F>(first_block(p, tile), main, side);
+                load_block<F>(first_block(p, start), main, side);
         }
     };
 
-    // Multiplies the warp's range of one row tile and stores the sums in shared memory, in `to`. next:
-    // the tile after this one, or null.
-    static DEVICE void partial(const Params &p, TokenGroup group, const std::byte *tile,
-                               const std::byte *next, Warp &warp, float (&to)[kTokens][kTileRows]) {
-        float sums[kGroups][2] = {};
+    // A lane's input for a group of tokens.
+    static DEVICE auto input_of(const Params &p, TokenGroup group) {
         if constexpr (is_float(F))
-            multiply_float_range<kGroups, kGrouped>(p, group, tile, warp.range, sums);
+            return group;
         else if constexpr (is_half(F))
-            multiply_half_range<F, kGroups, kGrouped>(p, group, tile, warp.range, warp.first_chunk(next),
+            return LaneTokens<kGroups, kGrouped>(p, group);
+        else
+            return LaneActivations<kGroups, kGrouped>(p, group);
+    }
+
+    // Multiplies the warp's range of one row tile. input: input_of(); start: start_of(); after: that of the tile
+    // after this one, or null.
+    template <class Input>
+    static DEVICE void multiply(const Params &p, const Input &input, const std::byte *start,
+                                const std::byte *after, Warp &warp, float (&sums)[kGroups][2]) {
+        if constexpr (is_float(F))
+            multiply_float_range<kGroups, kGrouped>(p, input, start, warp.range, sums);
+        else if constexpr (is_half(F))
+            multiply_half_range<F, kGroups, kGrouped>(p, input, start, warp.range, warp.first_chunk(after),
                                                       warp.main.main, sums);
         else
-            multiply_range<F, kGroups, kGrouped>(p, group, tile, warp.range, warp.first_block(p, next),
+            multiply_range<F, kGroups, kGrouped>(p, input, start, warp.range, warp.first_block(p, after),
                                                  warp.book, warp.main, warp.side, sums);
-        const int lane =
-            short_of_registers(F, kGroups, kGrouped) ? computed_anew(lane_index()) : lane_index();
+    }
+
+    // Stores the lane's sums of a range for the other warps of the team.
+    static DEVICE void store_partial(const float (&sums)[kGroups][2], Shared &shared, int matrix) {
+        const int lane = kShort ? computed_anew(lane_index()) : lane_index();
         const int g = lane >> 2, t = lane & 3;
+        auto &to = shared.partial[matrix][warp_index()];
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
             to[kGroupTokens * j + t][g] = sums[j][0];
@@ -504,19 +524,18 @@ struct Linear {
         for (int team = 0; team < teams; ++team) {
             const int32_t count = shared.complete_count[team];
             if (count == 0) continue;
-            if (needs_whole_rows(p.prepare)) {
-                quantize_row(p.prepare, 0, shared.quantize);
-            } else {
-                for (int32_t i = warp_index(); i < count * p.tokens; i += kWarps)
-                    quantize_group_of(p.prepare, i % p.tokens, shared.complete[team][i / p.tokens]);
-            }
+            const bool whole = needs_whole_rows(p.prepare);  // then there is one token
+            const RowScales scales = whole ? row_scales(p.prepare, 0, shared.quantize) : RowScales{};
+            const int32_t all = whole ? groups_of(p.prepare.width) : count * p.tokens;
+            for (int32_t i = warp_index(); i < all; i += kWarps)
+                quantize_group_of(p.prepare, i % p.tokens, whole ? i : shared.complete[team][i / p.tokens],
+                                  scales);
         }
     }
 
     static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
         // Recomputed here, so that nothing is kept in registers across the loop.
-        const int warp =
-            short_of_registers(F, kGroups, kGrouped) ? computed_anew(warp_index()) : warp_index();
+        const int warp = kShort ? computed_anew(warp_index()) : warp_index();
         const int teams = kWarps / warps, team = warp / warps;
         const int32_t step = block_count() * teams, rounds = (units + 32 * step - 1) / (32 * step);
         for (int32_t round = 0; round < rounds; ++round) {
@@ -531,8 +550,7 @@ struct Linear {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<Shared>();
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
-        const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
-        const int32_t step = block_count() * teams;
+        const int warps = warps_per_tile(blocks), teams = kWarps / warps;  // powers of two
         if (kGrouped && p.groups != nullptr) grid_dep_wait();  // a previous kernel writes the groups
         const int32_t groups = kGrouped ? groups_of(p, kTokens) : 1, units = tiles_of(p) * groups;
         Warp warp;
@@ -540,9 +558,9 @@ struct Linear {
         const auto tile_at = [&](int32_t index) -> const std::byte * {
             if (index >= units) return nullptr;
             const Unit u = unit_at(p, groups, index);
-            return tile_of(p, u.matrix, u);
+            return warp.start_of(tile_of(p, u.matrix, u));
         };
-        int32_t unit = block_index() * teams + team;
+        int32_t unit = block_index() * teams + warp_index() / warps;
         const std::byte *tile = tile_at(unit);
         if (tile != nullptr) warp.begin(p, tile);
         if constexpr (has_codebook(F)) {
@@ -552,16 +570,27 @@ struct Linear {
         }
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
-        for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
-            const std::byte *next = tile_at(unit + step);
+        for (; (unit & -teams) < units; unit += block_count() * teams) {
+            const std::byte *next = tile_at(unit + block_count() * teams);
             if (tile != nullptr) {
-                const Unit u = unit_at(p, groups, unit);
-                const std::byte *up = p.gate != LinearGate::None ? tile_of(p, 1, u) : nullptr;
-                partial(p, u.group, tile, up != nullptr ? up : next, warp, shared.partial[0][warp_index()]);
-                if (up != nullptr) partial(p, u.group, up, next, warp, shared.partial[1][warp_index()]);
+                const auto input = input_of(p, unit_at(p, groups, unit).group);
+                // With a gate, the tile of `up` comes in between. It lies in its matrix where the gate's does.
+                const bool gate = p.gate != LinearGate::None;
+                const std::byte *after = gate ? p.matrix[1].tiles + (tile - p.matrix[0].tiles) : next;
+                // A loop, so that the products are in the code once.
+#pragma unroll 1
+                for (;;) {
+                    const int matrix = gate && after == next ? 1 : 0;
+                    float sums[kGroups][2] = {};
+                    multiply(p, input, tile, after, warp, sums);
+                    store_partial(sums, shared, matrix);
+                    if (after == next) break;
+                    tile = after;
+                    after = next;
+                }
             }
             block_sync();
-            if (tile != nullptr) finish(p, shared, unit_at(p, groups, unit), team * warps, warps);
+            if (unit < units) finish(p, shared, unit_at(p, groups, unit), warp_index() & -warps, warps);
             block_sync();
             tile = next;
         }

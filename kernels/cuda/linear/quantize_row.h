@@ -90,23 +90,39 @@ DEVICE uint32_t largest_of_row(const QuantizeParams &p, const float *x, int grou
     return own;
 }
 
-// Block collective of 8 warps: quantizes one row, in the forms that p.out has.
-DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
-    const float *x = p.x + row * p.x_stride;
-    const float scale = p.weight ? inverse_rms(x, p.width, p.eps, shared.partial) : 1.0f;
-    const int groups = groups_of(p.width);
+// What the groups of a row share: its norm (1 without) and the scale of its halves.
+struct RowScales {
+    float norm = 1;
     HalfScale halves{};
-    if (p.out.halves) halves = half_scale(largest_of_row(p, x, groups, scale, shared.largest));
-    for (int group = warp_index(); group < groups; group += kNormWarps) {
-        float v[8];
-        load_normed(p, x, group, scale, v);
-        if (p.normed) store_normed(p, row, group, v);
-        if (p.out.codes) store_integers(p.out, p.width, row, group, quantize_group(v));
-        if (p.out.halves) store_halves(p.out, p.width, row, group, v, halves);
-    }
+};
+
+// Block collective of 8 warps.
+DEVICE RowScales row_scales(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
+    const float *x = p.x + row * p.x_stride;
+    RowScales scales;
+    if (p.weight) scales.norm = inverse_rms(x, p.width, p.eps, shared.partial);
+    if (p.out.halves)
+        scales.halves = half_scale(largest_of_row(p, x, groups_of(p.width), scales.norm, shared.largest));
+    return scales;
 }
 
-// Warp collective: quantizes one group of a row. Precondition: !needs_whole_rows(p).
+// Warp collective: quantizes one group of a row, in the forms that p.out has.
+DEVICE void quantize_group_of(const QuantizeParams &p, int64_t row, int group, const RowScales &scales) {
+    float v[8];
+    load_normed(p, p.x + row * p.x_stride, group, scales.norm, v);
+    if (p.normed) store_normed(p, row, group, v);
+    if (p.out.codes) store_integers(p.out, p.width, row, group, quantize_group(v));
+    if (p.out.halves) store_halves(p.out, p.width, row, group, v, scales.halves);
+}
+
+// Block collective of 8 warps: quantizes one row.
+DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
+    const RowScales scales = row_scales(p, row, shared);
+    for (int group = warp_index(); group < groups_of(p.width); group += kNormWarps)
+        quantize_group_of(p, row, group, scales);
+}
+
+// Warp collective: quantizes one group of a row to integers. Precondition: !needs_whole_rows(p).
 DEVICE void quantize_group_of(const QuantizeParams &p, int64_t row, int group) {
     float v[8];
     load_group(p.x + row * p.x_stride, p.width, group, v);

@@ -80,38 +80,29 @@ Pipe pipe_of(uint64_t opcode) {
     return found == kPipeOf.end() ? Pipe::Other : found->second;
 }
 
-// The loop over tiles is the smallest loop with all mma. The inner loops are the smallest loops inside it that
-// have mma: one for the only matrix (or the gate), one for `up`. Between the first two barriers after them is
-// the part that writes.
+// The loop over tiles is the largest loop with mma; in it is a loop over the matrices of a tile, and in that the inner
+// loop, the smallest with mma. Between the first two barriers after it is the part that writes.
 LinearCode count_linear(const MachineCode &code) {
-    constexpr size_t kCopies = 2;
-    const std::vector<Span> loops = loops_of(code);
-    const int all = mma_in(code, {0, code.words.size()});
-    const auto tiles =
-        std::ranges::find_if(loops, [&](const Span &loop) { return all > 0 && mma_in(code, loop) == all; });
-    if (tiles == loops.end()) unexpected(code, "no loop has all of its mma");
-    std::vector<Span> inner;
+    std::vector<Span> loops;
+    for (const Span &loop : loops_of(code))
+        if (mma_in(code, loop) > 0) loops.push_back(loop);
+    if (loops.size() < 3) unexpected(code, std::to_string(loops.size()) + " nested loops with mma");
+    const Span inner = loops.front(), matrices = loops[loops.size() - 2], tiles = loops.back();
+    if (mma_in(code, tiles) != mma_in(code, {0, code.words.size()})) unexpected(code, "mma in several loops");
     for (const Span &loop : loops)
-        if (mma_in(code, loop) > 0 && tiles->holds(loop) && loop.size() < tiles->size() &&
-            std::ranges::none_of(inner, [&](const Span &smaller) { return loop.holds(smaller); }))
-            inner.push_back(loop);
-    if (inner.size() != kCopies) unexpected(code, std::to_string(inner.size()) + " inner loops with mma");
+        if (!loop.holds(inner)) unexpected(code, "two inner loops with mma");
     std::vector<size_t> barriers;
-    for (size_t i = std::max(inner[0].end, inner[1].end); i < tiles->end; ++i)
+    for (size_t i = inner.end; i < tiles.end; ++i)
         if (code.is_barrier(i)) barriers.push_back(i);
     if (barriers.size() != 2) unexpected(code, std::to_string(barriers.size()) + " barriers per tile");
 
     LinearCode parts;
     parts.registers = code.registers;
-    parts.start = count(code, {0, tiles->begin});
+    parts.start = count(code, {0, tiles.begin});
     parts.finish = count(code, {barriers[0] + 1, barriers[1]});
-    Counts around = count(code, *tiles);
-    around.add(parts.finish, -1);
-    for (const Span &loop : inner) {
-        parts.block.add(count(code, loop), 1.0 / kCopies);
-        around.add(count(code, loop), -1);
-    }
-    parts.around.add(around, 1.0 / kCopies);
+    parts.block = count(code, inner);
+    parts.around = count(code, matrices).add(parts.block, -1);
+    parts.tile = count(code, tiles).add(count(code, matrices), -1).add(parts.finish, -1);
     return parts;
 }
 
@@ -132,9 +123,10 @@ const std::vector<std::string> &modeled_kernels() {
 
 namespace {
 
-constexpr std::array<std::pair<const char *, Counts LinearCode::*>, 4> kParts = {
+constexpr std::array<std::pair<const char *, Counts LinearCode::*>, 5> kParts = {
     {{"block", &LinearCode::block},
      {"around", &LinearCode::around},
+     {"tile", &LinearCode::tile},
      {"finish", &LinearCode::finish},
      {"start", &LinearCode::start}}};
 

@@ -27,8 +27,9 @@ struct Counts {
 // The parts of a matrix kernel.
 struct LinearCode {
     int registers = 0;
-    Counts block;   // 16 rows x 256 columns of weights: the mean of the copies of the inner loop
+    Counts block;   // 16 rows x 256 columns of weights: the inner loop
     Counts around;  // once per warp and row tile of a matrix: what surrounds the inner loop
+    Counts tile;    // once per warp and row tile, of both matrices of a gated pair
     Counts finish;  // the writing part between two barriers, all branches counted
     Counts start;   // once per warp and launch, in front of the loop over tiles
     bool operator==(const LinearCode &) const = default;

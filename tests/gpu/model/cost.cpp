@@ -93,6 +93,7 @@ double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &
     Counts all;  // of the multiprocessor with the most tiles
     all.add(code.block, tiles * halves * static_cast<double>(col_blocks(launch.cols)));
     all.add(code.around, tiles * halves * grid.warps);
+    all.add(code.tile, tiles * grid.warps);
     all.add(code.finish, tiles * writers * kFinishShare.at(c));
     all.add(code.start, std::ceil(static_cast<double>(grid.blocks) / device.multiprocessors) * kBlockWarps);
     double clocks = all.all;

@@ -181,7 +181,7 @@ TEST_CASE("cost model: opcodes of the kernels belong to pipes") {
     CHECK(pipe_of(0x947) == Pipe::Other);    // BRA
     const CodeTable code = recorded();
     for (const auto &[key, parts] : code)
-        for (const Counts *counts : {&parts.block, &parts.around, &parts.finish, &parts.start}) {
+        for (const Counts *counts : {&parts.block, &parts.around, &parts.tile, &parts.finish, &parts.start}) {
             double sum = 0;
             for (const double n : counts->pipe) sum += n;
             CHECK(sum == doctest::Approx(counts->all));
