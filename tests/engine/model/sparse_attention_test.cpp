@@ -119,14 +119,14 @@ TEST_CASE("sparse attention: batches, chunks, roll-backs, threads and instructio
         CAPTURE(top_k);
         const TemporaryModel file(shape_of(arch, top_k, period));
         const Program program = model::build(file.file, kLong).program;
-        const RecurrentTexts texts(program, tests::random_texts({150, 35, 70}, 260, random));
+        const RecurrentTexts texts(program, tests::random_texts({90, 35, 70}, 260, random));
         for (const CacheType type : {CacheType::F16, CacheType::Q8_0, CacheType::Q4_0}) {
-            if (type != CacheType::F16 && top_k != 16) continue;
+            if (type != CacheType::F16 && (top_k != 16 || period != 1)) continue;
             const auto expected = run(program, texts, 1, "scalar", nullptr, type);
             for (const std::string &isa : instruction_sets()) {
                 CAPTURE(isa);
                 tests::check_same(run(program, texts, 3, isa, &random, type), expected);
-                tests::check_same(run(program, texts, 1, isa, &random, type), expected);
+                if (isa != "scalar") tests::check_same(run(program, texts, 1, isa, &random, type), expected);
             }
         }
     }
