@@ -115,7 +115,8 @@ class ActivationRun::HiddenOfExperts {
                                         bias_slice(step.up_bias, e, hidden, 0, hidden, of_up), second,
                                         kNoSlot, of_up});
             experts_.steps.push_back(linear);
-            experts_.steps.push_back(Activation{first, gated ? second : kNoSlot, first, step.act});
+            experts_.steps.push_back(
+                Activation{first, gated ? second : kNoSlot, first, step.act, step.parameters});
             experts_.parts.push_back({experts_.steps.size(), {in}, {first}});
         }
     }

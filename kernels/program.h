@@ -285,6 +285,8 @@ struct Indexer {
 //   ReluSquared: max(x, 0)^2
 //   SiluClamped: with g = min(gate, 7), u = min(max(up, -7), 7): g / (1 + exp(-1.702 g)) * (u + 1); needs up
 //   (gpt-oss);  Sigmoid: 1 / (1 + exp(-x));  Identity: x;  Relu: max(x, 0)
+//   SiluThenLimit: min(Silu(gate), positive) * min(max(up, -positive), positive);  LimitThenSilu: the same with
+//   Silu(min(gate, positive)); both need up (Step 3.5; Maple)
 //   Clamp: min(max(x, negative), positive)
 //   XIelu: positive * x^2 + beta * x for x > 0, else negative * (exp(min(x, eps)) - 1 - x) + beta * x
 //   (Huang & Schlag 2025; Apertus)
@@ -299,9 +301,11 @@ struct Activation {
         Identity,
         Relu,
         Clamp,
-        XIelu
+        XIelu,
+        SiluThenLimit,
+        LimitThenSilu
     };
-    struct Parameters {  // of Clamp and XIelu
+    struct Parameters {  // of the last four
         float positive = 0, negative = 0, beta = 0, eps = 0;
     };
     Slot gate, up, out;
@@ -312,6 +316,12 @@ struct Activation {
     static constexpr bool kMixesTokens = false;
     void describe(auto &tell) const { tell.reads(gate), tell.reads(up), tell.writes(out); }
 };
+
+// Whether the output is proportional to `up`.
+constexpr bool is_linear_in_up(Activation::Kind kind) {
+    using Kind = Activation::Kind;
+    return kind != Kind::SiluClamped && kind != Kind::SiluThenLimit && kind != Kind::LimitThenSilu;
+}
 
 // Chooses the `used` experts of a token and their weights w from its router logits l:
 //   1. p = softmax(l), or sigmoid(l), or l itself (SelectedSoftmax);
@@ -337,7 +347,7 @@ struct Routing {
 //   out[t] = add[t] + sum of w_e * (Wdown_e h_e + bdown_e)  over the chosen experts e in ascending order,
 //   h_e = act(sgate_e Wgate_e x + bgate_e) * (sup_e Wup_e x + bup_e),  x = in[t].
 // With weights_on_input, Wgate_e x and Wup_e x are multiplied by w_e s_e instead, and Wdown_e h_e by 1 (Llama 4).
-// Biases are F32: one row per expert. act is a kind without parameters.
+// Biases are F32: one row per expert.
 struct Experts {
     Slot in;
     Slot logits;  // [t][experts], from the router
@@ -351,6 +361,7 @@ struct Experts {
     // F32, [1][experts]; none: ones. Without `up`, gate_scales holds the factors of all rows of `gate`.
     WeightId gate_scales = kNoWeight, up_scales = kNoWeight;
     Activation::Kind act = Activation::Kind::Silu;
+    Activation::Parameters parameters = {};
     bool weights_on_input = false;
     int32_t layer = -1;
 

@@ -190,7 +190,7 @@ class Finder {
 
     static std::string through(const Activation &act, ScalableInput &input, Slot &before) {
         if (act.up != kNoSlot) {
-            if (act.act == Activation::Kind::SiluClamped || act.gate == act.up)
+            if (!is_linear_in_up(act.act) || act.gate == act.up)
                 return "the activation before it is not linear";
             before = act.up;
             return {};
@@ -233,7 +233,7 @@ class Finder {
         input.maker_step = index;
         const Dependence alone = of_gate_alone(step.act);
         input.is_squared = !is_gated && alone == Dependence::Squared;
-        if (is_gated ? step.act == Activation::Kind::SiluClamped : alone == Dependence::Other) {
+        if (is_gated ? !is_linear_in_up(step.act) : alone == Dependence::Other) {
             input.obstacle = "the activation before it is not linear";
             found_.push_back(std::move(input));
             return;

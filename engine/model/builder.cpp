@@ -294,18 +294,22 @@ bool Builder::has_position_axes() const {
     return sections->size() > 1 && (*sections)[0] > 0 && (*sections)[1] > 0;
 }
 
-int32_t Builder::rope(kernels::RopeTable::Pairs pairs, double base_factor) {
+int32_t Builder::rope(kernels::RopeTable::Pairs pairs, double base_factor, int32_t dimensions) {
     // Checks the axes and marks their key as read; families with adjacent pairs must check them themselves.
     if (pairs == kernels::RopeTable::Pairs::Halves) (void)has_position_axes();
     // In families without RoPE, heads may have any size.
     if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");
+    if (dimensions == 0) dimensions = hyper_.rope_dimensions;
     if (hyper_.rope_dimensions % 2 != 0)
         metadata_.fail("rope.dimension_count", std::to_string(hyper_.rope_dimensions) +
                                                    " is odd (the default is attention.key_length)");
+    if (dimensions % 2 != 0) metadata_.fail("rope.dimension_count", "half of it is odd");
     const double base = metadata_.real("rope.freq_base").value_or(10000) * base_factor;
     if (!(base > 1)) metadata_.fail("rope.freq_base", "must be greater than 1");
     const RopeScaling scaling = rope_scaling();
-    return add_rope(make_rope(pairs, hyper_.rope_dimensions, base, scaling, rope_divisors(scaling)));
+    std::vector<float> divisors = rope_divisors(scaling);
+    if (!divisors.empty()) divisors.resize(static_cast<size_t>(dimensions / 2));
+    return add_rope(make_rope(pairs, dimensions, base, scaling, divisors));
 }
 
 int32_t Builder::unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions) {

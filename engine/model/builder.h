@@ -96,9 +96,10 @@ class Builder {
     // text token has the same position on every axis.
     bool has_position_axes() const;
 
-    // The frequencies given by the file's rope.* keys and tensors. Returns an index into ropes.
-    int32_t rope(kernels::RopeTable::Pairs pairs, double base_factor = 1);
-    // Frequencies of a base without scaling; dimensions: how many are rotated, 0: rope.dimension_count.
+    // The frequencies given by the file's rope.* keys and tensors. dimensions: how many are rotated, 0:
+    // rope.dimension_count; fewer use the first of the file's divisors. Returns an index into ropes.
+    int32_t rope(kernels::RopeTable::Pairs pairs, double base_factor = 1, int32_t dimensions = 0);
+    // Frequencies of a base without scaling; dimensions as above.
     int32_t unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions = 0);
 
     // Throws ModelError if the file has weights in its layers that no step of the model uses: it

@@ -91,7 +91,7 @@ void Decoder::emit() {
     const WeightId embedding = b_.matrix("token_embd.weight", vocab, size_.width);
     if (!b_.draft_block()) embed(embedding);
     if (t_.pairs) {
-        rope_ = window_rope_ = b_.rope(*t_.pairs, t_.rope_base_factor);
+        rope_ = window_rope_ = b_.rope(*t_.pairs, t_.rope_base_factor, t_.rope_dimensions);
         if (t_.window_rope_base)
             window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base, t_.window_rope_dimensions);
     }
@@ -412,6 +412,7 @@ void Decoder::feed_forward(int32_t i, const SubLayer &io) {
     b_.add(gate_and_up(i, io.in, gate, up));
     Activation activation{gate, up, gate, t_.act};
     if (!t_.act_parameters.empty()) activation.parameters = t_.act_parameters[static_cast<size_t>(i)];
+    t_.silu_limits.apply(activation, i);
     b_.add(activation);
     inner_norm(layer_prefix(i) + "ffn_sub_norm.weight", gate, size_.hidden);
     Linear::Part down = part(layer_prefix(i) + "ffn_down", size_.width, size_.hidden,
@@ -472,6 +473,19 @@ std::vector<int64_t> by_layer(const Builder &builder, const char *key, int64_t l
     return builder.metadata()
         .integers(key, layers, low, high)
         .value_or(std::vector<int64_t>(static_cast<size_t>(layers), absent));
+}
+
+double window_rope_base(const Builder &builder) {
+    const Metadata &m = builder.metadata();
+    return m.real("rope.freq_base_swa").value_or(m.real("rope.freq_base").value_or(10000));
+}
+
+int32_t window_rope_dimensions(const Builder &builder) {
+    const HyperParameters &h = builder.hyper();
+    const char *key = "rope.dimension_count_swa";
+    const int64_t rotated = builder.metadata().integer(key, 2, h.key_length).value_or(h.rope_dimensions);
+    if (rotated % 2 != 0) builder.metadata().fail(key, "must be even");
+    return static_cast<int32_t>(rotated);
 }
 
 std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first) {

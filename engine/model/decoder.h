@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/model/builder.h"
+#include "engine/model/silu_limits.h"
 
 namespace runnel::model {
 
@@ -58,7 +59,8 @@ struct DecoderTraits {
     Biases biases = Biases::WhenPresent;
     kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
     std::vector<kernels::Activation::Parameters> act_parameters = {};  // by layer; for kinds with parameters
-    bool gated = true;                                                 // false: F(x) = Wdown act(Wup x)
+    SiluLimits silu_limits = {};
+    bool gated = true;         // false: F(x) = Wdown act(Wup x)
     bool inner_norms = false;  // norms before the output matrices of A (attn_sub_norm) and F (ffn_sub_norm)
     bool learned_positions = false;  // position_embd.weight is added to the embeddings
 
@@ -84,6 +86,7 @@ struct DecoderTraits {
     kernels::Attention::Window window_kind = kernels::Attention::Window::Sliding;
     bool rope_on_full = true;
     std::vector<bool> rotated = {};  // per layer: has RoPE; empty: rope_on_full decides
+    int32_t rope_dimensions = 0;     // rotated by full layers; 0: rope.dimension_count
     // RoPE base of the layers that are not full; if set, their frequencies are not scaled.
     std::optional<double> window_rope_base = {};
     int32_t window_rope_dimensions = 0;  // of these layers; 0: rope.dimension_count
@@ -141,6 +144,10 @@ std::vector<int64_t> by_layer(const Builder &builder, const char *key, int64_t l
 
 // The factors of Granite's embeddings, branches and logits (families/granite.cpp).
 DecoderTraits granite_scales(const Builder &builder);
+
+// RoPE of window layers: the file's base for them, or that of full layers; how many dimensions of a head they rotate.
+double window_rope_base(const Builder &builder);
+int32_t window_rope_dimensions(const Builder &builder);
 
 // `attention.sliding_window`, or `absent`.
 int64_t sliding_window(const Builder &builder, int64_t absent);

@@ -18,6 +18,7 @@ class ExpertLayer {
     ExpertLayer(Builder &builder, const ExpertTraits &traits, int32_t layer)
         : b_(builder),
           t_(traits),
+          layer_(layer),
           prefix_(layer_prefix(layer)),
           experts_{b_.metadata().required_integer("expert_count", 1, kMaxExperts), "expert_count"},
           width_{b_.hyper().embedding_length, "embedding_length"} {}
@@ -30,21 +31,23 @@ class ExpertLayer {
                         b_.optional_vector(prefix_ + "ffn_gate_inp.bias", experts_), logits, kNoSlot,
                         static_cast<float>(t_.router_scale)}}});
         const Matrices m = matrices();
-        b_.add(Experts{.in = sublayer.in,
-                       .logits = logits,
-                       .out = sublayer.out,
-                       .add = sublayer.add,
-                       .routing = routing(sublayer.scale),
-                       .gate = m.gate,
-                       .up = m.up,
-                       .down = m.down,
-                       .gate_bias = m.gate_bias,
-                       .up_bias = m.up_bias,
-                       .down_bias = m.down_bias,
-                       .gate_scales = m.gate_scales,
-                       .up_scales = m.up_scales,
-                       .act = t_.act,
-                       .weights_on_input = t_.weights_on_input});
+        Experts step{.in = sublayer.in,
+                     .logits = logits,
+                     .out = sublayer.out,
+                     .add = sublayer.add,
+                     .routing = routing(sublayer.scale),
+                     .gate = m.gate,
+                     .up = m.up,
+                     .down = m.down,
+                     .gate_bias = m.gate_bias,
+                     .up_bias = m.up_bias,
+                     .down_bias = m.down_bias,
+                     .gate_scales = m.gate_scales,
+                     .up_scales = m.up_scales,
+                     .act = t_.act,
+                     .weights_on_input = t_.weights_on_input};
+        t_.limits.apply(step, layer_);
+        b_.add(step);
         if (b_.has(prefix_ + "ffn_up_shexp.weight"))
             shared({sublayer.in, sublayer.out, sublayer.out, sublayer.scale});
     }
@@ -58,9 +61,11 @@ class ExpertLayer {
     WeightId scales(const std::string &name, Size experts);
     WeightId product_of_scales(const std::string &up, const std::string &down);
     void shared(const SubLayer &sublayer);
+    Activation shared_activation(Slot gate, Slot up) const;
 
     Builder &b_;
     const ExpertTraits &t_;
+    int32_t layer_;
     std::string prefix_;
     Size experts_, width_;
 };
@@ -176,6 +181,12 @@ WeightId ExpertLayer::product_of_scales(const std::string &up, const std::string
     return b_.constant(up + ".scale", std::move(product), 1, 1, experts_.value);
 }
 
+Activation ExpertLayer::shared_activation(Slot gate, Slot up) const {
+    Activation step{gate, up, gate, t_.act};
+    t_.shared_limits.apply(step, layer_);
+    return step;
+}
+
 // A shared expert with a gate is a mixture of one expert; without one, a dense network.
 void ExpertLayer::shared(const SubLayer &sublayer) {
     const std::string gate_name = prefix_ + "ffn_gate_shexp.weight",
@@ -186,7 +197,7 @@ void ExpertLayer::shared(const SubLayer &sublayer) {
         const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
         b_.add(b_.split(prefix_ + "ffn_up_shexp", width_, false, sublayer.in,
                         {{hidden, gated}, {hidden, upped}}));
-        b_.add(Activation{gated, upped, gated, t_.act});
+        b_.add(shared_activation(gated, upped));
         b_.add(Linear{gated,
                       {{b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden), kNoWeight, sublayer.out,
                         sublayer.add, sublayer.scale}}});
@@ -202,20 +213,22 @@ void ExpertLayer::shared(const SubLayer &sublayer) {
         b_.add(Linear{
             sublayer.in,
             {{b_.matrix(prefix_ + "ffn_gate_inp_shexp.weight", one, width_), kNoWeight, logit, kNoSlot}}});
-        b_.add(Experts{.in = sublayer.in,
-                       .logits = logit,
-                       .out = sublayer.out,
-                       .add = sublayer.add,
-                       .routing = {.score = Routing::Score::Sigmoid,
-                                   .used = 1,
-                                   .scale = sublayer.scale,
-                                   .expert_scales = scales(prefix_ + "ffn_down_shexp", one)},
-                       .gate = t_.gated ? gate : up,
-                       .up = t_.gated ? up : kNoWeight,
-                       .down = down,
-                       .gate_scales = t_.gated ? scales(prefix_ + "ffn_gate_shexp", one) : of_up,
-                       .up_scales = t_.gated ? of_up : kNoWeight,
-                       .act = t_.act});
+        Experts step{.in = sublayer.in,
+                     .logits = logit,
+                     .out = sublayer.out,
+                     .add = sublayer.add,
+                     .routing = {.score = Routing::Score::Sigmoid,
+                                 .used = 1,
+                                 .scale = sublayer.scale,
+                                 .expert_scales = scales(prefix_ + "ffn_down_shexp", one)},
+                     .gate = t_.gated ? gate : up,
+                     .up = t_.gated ? up : kNoWeight,
+                     .down = down,
+                     .gate_scales = t_.gated ? scales(prefix_ + "ffn_gate_shexp", one) : of_up,
+                     .up_scales = t_.gated ? of_up : kNoWeight,
+                     .act = t_.act};
+        t_.shared_limits.apply(step, layer_);
+        b_.add(step);
         return;
     }
     if (!t_.gated) {
@@ -227,7 +240,7 @@ void ExpertLayer::shared(const SubLayer &sublayer) {
     }
     const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
     b_.add(Linear{sublayer.in, {{gate, kNoWeight, gated, kNoSlot}, {up, kNoWeight, upped, kNoSlot}}});
-    b_.add(Activation{gated, upped, gated, t_.act});
+    b_.add(shared_activation(gated, upped));
     b_.add(Linear{gated, {{down, kNoWeight, sublayer.out, sublayer.add, sublayer.scale}}});
 }
 

@@ -21,6 +21,7 @@ struct ExpertTraits {
     // `expert_weights_norm` (absent: no).
     std::optional<bool> normalize = std::nullopt;
     kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
+    SiluLimits limits = {}, shared_limits = {};
     bool gated = true;  // false: an expert is Wdown act(Wup x)
     bool weights_on_input = false;
     bool by_presence = false;  // layers with a router tensor have experts; keys are ignored

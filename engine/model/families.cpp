@@ -119,6 +119,8 @@ std::span<const Family> families() {
         {"spark2_5", emit_spark2_5},
         {"minimax-m3", emit_minimax_m3},
         {"laguna", emit_laguna, true},
+        {"maple", emit_maple},
+        {"step35", emit_step35, true},
     };
     return kFamilies;
 }

@@ -115,6 +115,8 @@ void emit_afmoe(Builder &);
 void emit_muse_glimmer(Builder &);
 void emit_spark2_5(Builder &);
 void emit_laguna(Builder &);
+void emit_maple(Builder &);
+void emit_step35(Builder &);
 void emit_olmo(Builder &);
 void emit_dbrx(Builder &);
 void emit_apertus(Builder &);

@@ -11,8 +11,7 @@ constexpr std::string_view
     kSound = "an audio model, which generates no text",
     kDraft = "a draft model; it needs its target's hidden states",
     kRwkv = "an RWKV model; it needs RWKV's time mixing",
-    kIndexer = "it needs sparse attention with an indexer",
-    kClamps = "it needs experts with a clamped activation";
+    kIndexer = "it needs sparse attention with an indexer";
 
 constexpr OtherArchitecture kOthers[] = {
     {"bert", kEncoder},
@@ -48,11 +47,9 @@ constexpr OtherArchitecture kOthers[] = {
     {"hy_v4", "it needs an indexer and hyper-connections"},
     {"glm5-next", "it needs an indexer and hyper-connections"},
     {"qwen4exp", "it needs an indexer, hyper-connections and a table of n-grams"},
-    {"step35", kClamps},
     {"grovemoe", "a mixture of experts; it needs experts that share chunks"},
     {"graniteswitch", "it needs adapters selected by tokens"},
     {"hrm_text", "it needs cycles over stacks of layers"},
-    {"maple", kClamps},
     {"chameleon", "it needs head norms with biases, and masked image tokens"},
     {"gptj", "a decoder that is not implemented"},
 };

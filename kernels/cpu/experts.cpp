@@ -278,7 +278,7 @@ void ExpertRunner::activate_rows(const Experts &step, int64_t row0, int64_t row1
         }
         if (const float *bias = floats(step.up_bias))
             s_.vector->add(up, bias + down.cols * group.expert + col0, n, up);
-        s_.vector->gate(step.act, {}, gate, gated ? up : nullptr, n, gate);
+        s_.vector->gate(step.act, step.parameters, gate, gated ? up : nullptr, n, gate);
         s_.linear->pack(format, hidden_.as<float>() + group.first * stride, stride, down.cols, group.count,
                         static_cast<int32_t>(row) - group.first, static_cast<int32_t>(row) - group.first + 1,
                         col0, col1, packed_hidden_.data() + packed_bytes(format, down.cols, group.first));

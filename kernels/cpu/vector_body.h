@@ -162,6 +162,16 @@ void apply_gate(Activation::Kind act, const Activation::Parameters &parameters, 
                 const auto share = logistic_share<L>(g, L::mul(L::set(-1.702f), g));
                 return L::mul(share, L::add(u, L::set(1.0f)));
             });
+        case Activation::Kind::SiluThenLimit:
+        case Activation::Kind::LimitThenSilu:
+            return map<L>(gate, up, n, out,
+                          [&, before = act == Activation::Kind::LimitThenSilu](auto x, auto y) {
+                              const auto limit = L::set(parameters.positive);
+                              const auto u = L::min(limit, L::max(L::set(-parameters.positive), y));
+                              const auto g = before ? L::min(limit, x) : x;
+                              const auto silu = logistic_share<L>(g, L::sub(L::zero(), g));
+                              return L::mul(before ? silu : L::min(limit, silu), u);
+                          });
         case Activation::Kind::Sigmoid:
             return map_gate<L>(gate, up, n, out,
                                [](auto g) { return logistic_share<L>(L::set(1.0f), L::sub(L::zero(), g)); });

@@ -242,6 +242,10 @@ class Planner {
                 return ActivationKind::XIelu;
             case Activation::Kind::Identity:
                 return ActivationKind::Identity;
+            case Activation::Kind::SiluThenLimit:
+                return ActivationKind::SiluThenLimit;
+            case Activation::Kind::LimitThenSilu:
+                return ActivationKind::LimitThenSilu;
         }
         return ActivationKind::Silu;
     }

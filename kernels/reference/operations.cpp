@@ -166,6 +166,11 @@ double activation(Activation::Kind act, double x, const Activation::Parameters &
             return x > 0 ? x * x : 0;
         case Act::SiluClamped:
             return std::min(x, 7.0) / (1 + std::exp(-1.702 * std::min(x, 7.0)));
+        case Act::SiluThenLimit:
+            return std::min(x / (1 + std::exp(-x)), double{parameters.positive});
+        case Act::LimitThenSilu:
+            return std::min(x, double{parameters.positive}) /
+                   (1 + std::exp(-std::min(x, double{parameters.positive})));
         case Act::Sigmoid:
             return 1 / (1 + std::exp(-x));
         case Act::Identity:
@@ -190,6 +195,8 @@ Row gate(Activation::Kind act, std::span<const double> gate, std::span<const dou
     for (size_t i = 0; i < gate.size(); ++i) {
         double factor = up.empty() ? 1 : up[i];
         if (act == Activation::Kind::SiluClamped) factor = std::clamp(factor, -7.0, 7.0) + 1;
+        if (act == Activation::Kind::SiluThenLimit || act == Activation::Kind::LimitThenSilu)
+            factor = std::clamp(factor, -double{parameters.positive}, double{parameters.positive});
         out[i] = activation(act, gate[i], parameters) * factor;
     }
     return out;

@@ -455,7 +455,7 @@ class ReferenceBackend final : public Backend {
             const auto of_token = std::span(first).subspan(i * rows, rows);
             const auto up = second.empty() ? of_token.subspan(hidden)  // empty where there is none
                                            : std::span(second).subspan(i * hidden, hidden);
-            h.push_back(gate(s.act, of_token.first(hidden), up));
+            h.push_back(gate(s.act, of_token.first(hidden), up, s.parameters));
         }
         x.assign(h.begin(), h.end());
         const Row y = biased(s.down, kNoWeight, s.down_bias, x, false);

@@ -88,7 +88,9 @@ TEST_CASE("scalable inputs: through an activation that is linear in up") {
     CHECK(input.obstacle == "");
     CHECK(input.makers[0].weight == 3);
     CHECK(input.makers[0].is_matrix);
-    CHECK(with(Activation::Kind::SiluClamped).obstacle == "the activation before it is not linear");
+    for (const auto kind :
+         {Activation::Kind::SiluClamped, Activation::Kind::SiluThenLimit, Activation::Kind::LimitThenSilu})
+        CHECK(with(kind).obstacle == "the activation before it is not linear");
     const auto alone = [](Activation::Kind kind) {
         return Steps()
             .matrix(kIn, kGate)

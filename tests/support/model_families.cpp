@@ -179,6 +179,7 @@ void add_recurrent(std::vector<FamilyFiles> &list) {
     add(kimi, {.mixer = Mixer::KimiDelta}, with_shared);
     kimi.name = kimi.arch = "bailingmoe3", kimi.latent = LatentFiles{.head_gates = true};
     kimi.keys.emplace_back("kda.gate_lower_bound", -5.0f);
+    kimi.keys_by_layer = {{"bailingmoe3.swiglu_clamp_exp", 0.25f}, {"bailingmoe3.swiglu_clamp_shexp", 0.3f}};
     add(kimi, {.mixer = Mixer::KimiDelta, .low_rank = false, .rate = 1.5f}, with_shared);
 }
 
@@ -389,6 +390,22 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
     laguna.head_gates = laguna.wide_window_rope = false, laguna.attention_gate = true;
     laguna.layer_sizes = nullptr, laguna.keys = {sigmoid, scale, normed}, laguna.arch = "laguna";
     add("laguna-m", laguna, chosen);
+    add("maple",
+        {.head_norm = HeadNorm::PerHead,
+         .window_period = 3,
+         .keys = {window, {"rope.freq_base_swa", 5000.0f}},
+         .keys_by_layer = {{"maple.swiglu_clamp_exp", 0.25f}}},
+        {});
+    add("step35",
+        {.head_norm = HeadNorm::PerHead,
+         .head_gates = true,
+         .window_period = 3,
+         .layer_sizes = [](const LayerSizes &all, int64_t layer) -> LayerSizes {
+             return {layer % 3 == 2 ? all.heads : 2 * all.heads, all.kv_heads, all.ff};
+         },
+         .keys = {window, sigmoid, scale, normed, {"rope.freq_base_swa", 5000.0f}},
+         .keys_by_layer = {{"step35.swiglu_clamp_exp", 0.25f}, {"step35.swiglu_clamp_shexp", 0.3f}}},
+        chosen);
     add("minimax-m3",
         {.head_norm = HeadNorm::PerHead,
          .rope_divisor = 2,

@@ -153,6 +153,7 @@ void TinyProgram::add_experts() {
     if (e.selection_bias) step.routing.selection_bias = vector(e.count, 0, 0.3f);
     if (e.scales) step.routing.expert_scales = vector(e.count, 1, 0.5f);
     step.act = e.act;
+    step.parameters.positive = 0.3f;  // for kinds with a limit
     step.gate_bias = biases(e.merged ? 2 * ff : ff);
     if (!e.merged) step.up_bias = biases(ff);
     step.down_bias = biases(width);
@@ -234,7 +235,9 @@ void TinyProgram::add_varied_layer() {
     using Kind = Activation::Kind;
     static constexpr Kind kKinds[] = {Kind::Silu,    Kind::GeluTanh, Kind::GeluErf, Kind::ReluSquared,
                                       Kind::Sigmoid, Kind::Relu,     Kind::Clamp,   Kind::XIelu};
-    const Kind act = !plain && chance(0.2) ? Kind::SiluClamped : kKinds[random_() % std::size(kKinds)];
+    static constexpr Kind kNeedUp[] = {Kind::SiluClamped, Kind::SiluThenLimit, Kind::LimitThenSilu};
+    const Kind act = !plain && chance(0.3) ? kNeedUp[random_() % std::size(kNeedUp)]
+                                           : kKinds[random_() % std::size(kKinds)];
     program_.steps.push_back(varied_norm(x_, normed_, kNoSlot));
     program_.steps.push_back(Linear{normed_, {part(normed_, gate_, kNoSlot)}});
     if (!plain) program_.steps.push_back(Linear{normed_, {part(normed_, up_, kNoSlot)}});

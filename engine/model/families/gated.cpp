@@ -6,25 +6,6 @@
 
 namespace runnel::model {
 
-namespace {
-
-// The number of rotated dimensions of window layers.
-int32_t window_rope_dimensions(const Builder &b) {
-    const HyperParameters &h = b.hyper();
-    const char *key = "rope.dimension_count_swa";
-    const int64_t rotated = b.metadata().integer(key, 2, h.key_length).value_or(h.rope_dimensions);
-    if (rotated % 2 != 0) b.metadata().fail(key, "must be even");
-    return static_cast<int32_t>(rotated);
-}
-
-// RoPE's base in window layers is that of full layers if the file does not say.
-double window_rope_base(const Builder &b) {
-    const Metadata &m = b.metadata();
-    return m.real("rope.freq_base_swa").value_or(m.real("rope.freq_base").value_or(10000));
-}
-
-}  // namespace
-
 // afmoe: Arcee Trinity. Norms before and after both halves; three of four layers have windows; the first layers
 // are dense. Every fourth layer has no RoPE, even in models without windows.
 void emit_afmoe(Builder &b) {
@@ -94,6 +75,30 @@ void emit_laguna(Builder &b) {
         traits.window_rope_dimensions = window_rope_dimensions(b);
     }
     with_experts(traits, {.score = ExpertTraits::Score::Sigmoid});
+    emit_decoder(b, traits);
+}
+
+// step35: Step 3.5 and 3.7. A gate for each head; layers differ in heads; full layers rotate the first half of what window
+// layers rotate. Hidden values are limited after SiLU, with one limit for experts and one for shared experts and dense
+// layers.
+void emit_step35(Builder &b) {
+    const HyperParameters &h = b.hyper();
+    DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Halves,
+                         .head_norm = b.has("blk.0.attn_q_norm.weight") ? DecoderTraits::HeadNorm::PerHead
+                                                                        : DecoderTraits::HeadNorm::None,
+                         .silu_limits = silu_limits(b, "swiglu_clamp_shexp"),
+                         .heads = by_layer(b, "attention.head_count", 1, 4096, h.head_count),
+                         .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, h.head_count_kv),
+                         .full = full_layers(b, 0),
+                         .window = b.metadata().required_integer("attention.sliding_window", 1, INT32_MAX),
+                         .rope_dimensions = h.rope_dimensions / 2,
+                         .window_rope_base = window_rope_base(b),
+                         .window_rope_dimensions = h.rope_dimensions};
+    if (b.has("blk.0.attn_gate.weight")) traits.attention_gates = DecoderTraits::Gates::PerHead;
+    with_experts(traits, {.score = ExpertTraits::Score::Sigmoid,
+                          .limits = silu_limits(b, "swiglu_clamp_exp"),
+                          .shared_limits = traits.silu_limits,
+                          .by_presence = true});
     emit_decoder(b, traits);
 }
 

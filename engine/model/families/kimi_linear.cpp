@@ -46,7 +46,11 @@ void emit_bailingmoe3(Builder &b) {
     // For text, M-RoPE is plain RoPE with pairs of the other kind.
     const int32_t rope = latent_rope(b, b.has_position_axes() ? Pairs::Halves : Pairs::Adjacent);
     DecoderTraits traits = mixed_attention(b, {.rope = rope, .head_gates = true, .bound = bound});
-    with_experts(traits, {.score = ExpertTraits::Score::Sigmoid});
+    const SiluLimits dense = silu_limits(b, "swiglu_clamp_shexp");
+    traits.silu_limits = dense;
+    with_experts(traits, {.score = ExpertTraits::Score::Sigmoid,
+                          .limits = silu_limits(b, "swiglu_clamp_exp"),
+                          .shared_limits = dense});
     emit_decoder(b, traits);
 }
 

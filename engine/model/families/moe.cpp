@@ -64,6 +64,22 @@ void emit_mellum(Builder &b) {
     emit_decoder(b, traits);
 }
 
+// maple: Maple. Like qwen3moe, with windows in some layers; only those have RoPE. Hidden values are limited before SiLU.
+void emit_maple(Builder &b) {
+    const Metadata &m = b.metadata();
+    const char *scaling = "rope.scaling.type";
+    if (m.text(scaling).value_or("none") != "none") m.fail(scaling, "is not supported for this architecture");
+    DecoderTraits traits{.pairs = Pairs::Halves,
+                         .head_norm = HeadNorm::PerHead,
+                         .full = full_layers(b, 0),
+                         .window = m.required_integer("attention.sliding_window", 1, INT32_MAX),
+                         .rope_on_full = false,
+                         .window_rope_base = window_rope_base(b),
+                         .window_rope_dimensions = window_rope_dimensions(b)};
+    with_experts(traits, {.normalize = true, .limits = silu_limits(b, "swiglu_clamp_exp", true)});
+    emit_decoder(b, traits);
+}
+
 // granite_swa: Granite 4 with windows and attention sinks, dense or with experts. attention.rope_pattern
 // selects the layers with RoPE.
 void emit_granite_swa(Builder &b) {
@@ -85,14 +101,13 @@ void emit_granite_swa(Builder &b) {
 // their tensor; values are narrower than keys; the output of attention is multiplied by attention.value_scale.
 void emit_mimo2(Builder &b) {
     const Metadata &m = b.metadata();
-    const double base = m.real("rope.freq_base").value_or(10000);
     const double value_scale = m.real("attention.value_scale").value_or(0);
     DecoderTraits traits{.pairs = Pairs::Halves,
                          .heads = by_layer(b, "attention.head_count", 1, 4096, b.hyper().head_count),
                          .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, b.hyper().head_count_kv),
                          .full = full_layers(b, 0),
                          .window = m.required_integer("attention.sliding_window", 1, INT32_MAX),
-                         .window_rope_base = m.real("rope.freq_base_swa").value_or(base),
+                         .window_rope_base = window_rope_base(b),
                          .attention_out_scale = value_scale == 0 ? 1 : value_scale};
     traits.draft_before_norm = true;
     with_experts(traits, {.score = Score::Sigmoid, .normalize = true, .by_presence = true});

@@ -151,9 +151,10 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
     }
     if (op.fused) return;
     const float *up = op.gated ? hidden_.as<const float>() + op.width : nullptr;
+    const auto &[positive, negative, beta, eps] = step.parameters;
     launcher.run(activate_kernel(), rows.rows * ((op.width + 255) / 256), 0,
                  {hidden_.as<const float>(), up, hidden_.as<float>(), stride, stride, stride,
-                  static_cast<int32_t>(op.width), rows.rows, op.activation});
+                  static_cast<int32_t>(op.width), rows.rows, op.activation, positive, negative, beta, eps});
 }
 
 void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,

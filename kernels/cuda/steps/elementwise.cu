@@ -20,6 +20,13 @@ struct Activate {
         return g / (1.0f + exp_p(-1.702f * g)) * (u + 1.0f);
     }
 
+    static DEVICE float limited(float limit, bool before, float gate, float up) {
+        const float u = up > limit ? limit : up < -limit ? -limit : up;
+        if (before) return silu_p(gate > limit ? limit : gate) * u;
+        const float g = silu_p(gate);
+        return (g > limit ? limit : g) * u;
+    }
+
     static DEVICE float activated(const Params &p, float x) {
         switch (p.activation) {
             case ActivationKind::GeluTanh:
@@ -44,6 +51,19 @@ struct Activate {
         }
     }
 
+    static DEVICE float gated(const Params &p, float gate, float up) {
+        switch (p.activation) {
+            case ActivationKind::SiluClamped:
+                return clamped(gate, up);
+            case ActivationKind::SiluThenLimit:
+                return limited(p.positive, false, gate, up);
+            case ActivationKind::LimitThenSilu:
+                return limited(p.positive, true, gate, up);
+            default:
+                return activated(p, gate) * up;
+        }
+    }
+
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
         grid_dep_trigger();
@@ -52,8 +72,7 @@ struct Activate {
             const int64_t row = i / p.width, col = i % p.width;
             const float gate = p.gate[row * p.gate_stride + col];
             const float up = p.up ? p.up[row * p.up_stride + col] : 1.0f;
-            p.out[row * p.out_stride + col] =
-                p.activation == ActivationKind::SiluClamped ? clamped(gate, up) : activated(p, gate) * up;
+            p.out[row * p.out_stride + col] = gated(p, gate, up);
         }
     }
 };

@@ -18,7 +18,9 @@ enum class ActivationKind : int32_t {
     Relu,
     Clamp,
     XIelu,
-    Identity
+    Identity,
+    SiluThenLimit,
+    LimitThenSilu
 };
 
 // out = act(gate) * up, or act(gate) without up. Any grid.

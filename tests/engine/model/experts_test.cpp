@@ -88,8 +88,9 @@ TEST_CASE(
                 expected += t.bytes;
         }
         if (family.name == "llama4") expected += 2 * 2 * 16 * sizeof(float);  // q and k: norms of ones
-        // Ones that repeat the gates of 4 heads in the first layer and of 8 in the second.
+        // Ones that repeat the gates of 4 heads in the first layer and of 8 in the second; of 8 in both.
         if (family.name == "laguna") expected += (4 + 8) * 16 * sizeof(float);
+        if (family.name == "step35") expected += (8 + 8) * 16 * sizeof(float);
         // Decay rates, and norms that are computed a second time for the residual stream.
         if (family.name == "minimax-01") expected += 2 * (4 + 2 * 64) * sizeof(float);
         CHECK(model.program.weight_bytes_per_token() == expected);

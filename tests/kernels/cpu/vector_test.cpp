@@ -156,10 +156,10 @@ TEST_CASE("gates agree with double precision and between instruction sets") {
          {Activation::Kind::Silu, Activation::Kind::GeluTanh, Activation::Kind::GeluErf,
           Activation::Kind::ReluSquared, Activation::Kind::SiluClamped, Activation::Kind::Sigmoid,
           Activation::Kind::Identity, Activation::Kind::Relu, Activation::Kind::Clamp,
-          Activation::Kind::XIelu})
+          Activation::Kind::XIelu, Activation::Kind::SiluThenLimit, Activation::Kind::LimitThenSilu})
         for (const int64_t n : kLengths)
             for (const bool has_up : {true, false}) {
-                if (act == Activation::Kind::SiluClamped && !has_up) continue;
+                if (!is_linear_in_up(act) && !has_up) continue;
                 CAPTURE(n);
                 CAPTURE(has_up);
                 CAPTURE(static_cast<int>(act));
@@ -203,6 +203,11 @@ TEST_CASE("gates saturate, and NaN stays") {
         kernels->gate(Activation::Kind::SiluClamped, {}, extreme.data(), extreme.data(), 8, out.data());
         CHECK(out[5] == doctest::Approx(56));
         CHECK(std::isnan(out[7]));
+        for (const auto kind : {Activation::Kind::SiluThenLimit, Activation::Kind::LimitThenSilu}) {
+            kernels->gate(kind, {7.0f}, extreme.data(), extreme.data(), 8, out.data());
+            CHECK(out[5] == doctest::Approx(49).epsilon(0.01));
+            CHECK(std::isnan(out[7]));
+        }
         kernels->gate(Activation::Kind::Relu, {}, extreme.data(), nullptr, 8, out.data());
         CHECK(out[0] == 0);
         CHECK(out[6] == 1e30f);

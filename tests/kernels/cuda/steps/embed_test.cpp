@@ -81,6 +81,14 @@ TEST_CASE("cuda elementwise: rows are gathered, activations and soft-caps are th
         g = std::min(g, 7.0), u = std::max(-7.0, std::min(u, 7.0));
         return g / (1 + std::exp(-1.702 * g)) * (u + 1);
     });
+    const double limit = double{0.8f};
+    check(ActivationKind::SiluThenLimit, true, [&](double g, double u) {
+        return std::min(g / (1 + std::exp(-g)), limit) * std::clamp(u, -limit, limit);
+    });
+    check(ActivationKind::LimitThenSilu, true, [&](double g, double u) {
+        g = std::min(g, limit);
+        return g / (1 + std::exp(-g)) * std::clamp(u, -limit, limit);
+    });
 
     simt::run_kernel(stream, softcap_kernel(), {2, 0}, {up.data(), 210, 3.0f});
     const std::vector<float> capped = up.read();
