@@ -29,8 +29,9 @@ constexpr size_t kPiece = size_t{1} << 30;
 // A rank that has looked so often in vain sleeps between looks: about 10 ms.
 constexpr int kBusyLooks = 20000;
 
-// How long a job that has failed waits for ranks that do not end.
-constexpr std::chrono::seconds kFailedEnd{2};
+// How long a job that has failed waits for ranks that do not end; each rank longer than the one before it, so that one
+// aborts the job (Open MPI's mpirun can crash or lock up when several do).
+constexpr std::chrono::milliseconds kFailedEnd{2000}, kBetweenRanks{500};
 
 void check(int code, const char *what) {
     if (code == MPI_SUCCESS) return;
@@ -311,10 +312,12 @@ MpiSession::~MpiSession() {
     int all_end = 1;
     if (failed_) {
         MPI_Request request;
+        int rank = 0;
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
         MPI_Ibarrier(MPI_COMM_WORLD, &request);
         all_end = 0;
-        for (const auto end = Clock::now() + kFailedEnd; !all_end && Clock::now() < end;
-             std::this_thread::yield())
+        for (const auto end = Clock::now() + kFailedEnd + rank * kBetweenRanks;
+             !all_end && Clock::now() < end; std::this_thread::yield())
             MPI_Test(&request, &all_end, MPI_STATUS_IGNORE);
     }
     if (all_end)

@@ -25,7 +25,8 @@ Job mpirun(int ranks, const std::string &command, std::string_view transport) {
     const TemporaryDirectory folder;
     const std::string errors = (folder.path() / "errors").string();
     const std::string whole =
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 RUNNEL_CONFIG= timeout 100 mpirun -n " +
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 RUNNEL_CONFIG= timeout -k 1 60 mpirun "
+        "-n " +
         std::to_string(ranks) + " --oversubscribe --bind-to none --mca pml ob1 --mca btl " +
         std::string(transport) + " --mca btl_tcp_if_include lo " + command + " 2>'" + errors + "' </dev/null";
     const auto start = std::chrono::steady_clock::now();
@@ -36,6 +37,7 @@ Job mpirun(int ranks, const std::string &command, std::string_view transport) {
     while (const size_t count = fread(piece, 1, sizeof piece, out)) job.out.append(piece, count);
     const int status = pclose(out);
     job.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+    job.locked_up = job.code == 137;  // by SIGKILL
     job.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::ifstream file(errors);
     job.err.assign(std::istreambuf_iterator<char>(file), {});

@@ -83,18 +83,24 @@ void emit_laguna(Builder &b) {
 // layers.
 void emit_step35(Builder &b) {
     const HyperParameters &h = b.hyper();
-    DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Halves,
-                         .head_norm = b.has("blk.0.attn_q_norm.weight") ? DecoderTraits::HeadNorm::PerHead
-                                                                        : DecoderTraits::HeadNorm::None,
-                         .silu_limits = silu_limits(b, "swiglu_clamp_shexp"),
-                         .heads = by_layer(b, "attention.head_count", 1, 4096, h.head_count),
-                         .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, h.head_count_kv),
-                         .full = full_layers(b, 0),
-                         .window = b.metadata().required_integer("attention.sliding_window", 1, INT32_MAX),
-                         .rope_dimensions = h.rope_dimensions / 2,
-                         .window_rope_base = window_rope_base(b),
-                         .window_rope_dimensions = h.rope_dimensions};
-    if (b.has("blk.0.attn_gate.weight")) traits.attention_gates = DecoderTraits::Gates::PerHead;
+    const auto some_layer_has = [&](const char *name) {
+        bool has = false;
+        for (int32_t i = 0; i < h.block_count; ++i) has |= b.has(layer_prefix(i) + name);
+        return has;
+    };
+    const bool normed = some_layer_has("attn_q_norm.weight"), gated = some_layer_has("attn_gate.weight");
+    DecoderTraits traits{
+        .pairs = kernels::RopeTable::Pairs::Halves,
+        .head_norm = normed ? DecoderTraits::HeadNorm::PerHead : DecoderTraits::HeadNorm::None,
+        .silu_limits = silu_limits(b, "swiglu_clamp_shexp"),
+        .heads = by_layer(b, "attention.head_count", 1, 4096, h.head_count),
+        .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, h.head_count_kv),
+        .full = full_layers(b, 0),
+        .window = b.metadata().required_integer("attention.sliding_window", 1, INT32_MAX),
+        .rope_dimensions = h.rope_dimensions / 2,
+        .window_rope_base = window_rope_base(b),
+        .window_rope_dimensions = h.rope_dimensions,
+        .attention_gates = gated ? DecoderTraits::Gates::PerHead : DecoderTraits::Gates::None};
     with_experts(traits, {.score = ExpertTraits::Score::Sigmoid,
                           .limits = silu_limits(b, "swiglu_clamp_exp"),
                           .shared_limits = traits.silu_limits,

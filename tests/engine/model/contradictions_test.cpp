@@ -68,7 +68,7 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     if (no_attention && !family.recurrent->attention_too && !family.recurrent->alternating &&
         (ends(".head_count") || ends(".feed_forward_length")))
         return true;
-    for (const char *by_tensors : {"llama4", "nemotron_h_moe", "bailingmoe2", "hy_v3"})
+    for (const char *by_tensors : {"llama4", "nemotron_h_moe", "bailingmoe2", "hy_v3", "step35"})
         if (family.arch == by_tensors && ends(".leading_dense_block_count")) return true;
     if (family.name == "granitehybrid" && ends("rope.dimension_count")) return true;  // nothing is rotated
     if (key.find(".indexer.") != key.npos) return true;

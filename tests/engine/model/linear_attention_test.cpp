@@ -117,7 +117,6 @@ TEST_CASE("linear attention: keys that ask for another computation are refused")
     CHECK(EditedModel(ling).set("bailingmoe3.kda.safe_gate", true).error() == "");
     refused(EditedModel(ling).set("bailingmoe3.kda.safe_gate", false), "kda.safe_gate");
     refused(EditedModel(ling).set("bailingmoe3.kda.gate_lower_bound", 5.0f), "is not negative");
-    refused(EditedModel(ling).set("bailingmoe3.swiglu_clamp_exp", 7.0f), "swiglu_clamp_exp");
     refused(EditedModel(kimi).set("kimi-linear.kda.gate_lower_bound", -5.0f), "kda.gate_lower_bound");
     refused(EditedModel(tiny("minimax-01", 4)).without("minimax-01.residual_scale"), "residual_scale");
     refused(EditedModel(tiny("plamo2", 4)).set("plamo2.ssm.group_count", uint32_t{2}), "ssm.group_count");
