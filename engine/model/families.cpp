@@ -120,7 +120,7 @@ std::span<const Family> families() {
         {"minimax-m3", emit_minimax_m3},
         {"laguna", emit_laguna, true},
         {"maple", emit_maple},
-        {"step35", emit_step35, true},
+        {"step35", emit_step35, true, false, false, true},
     };
     return kFamilies;
 }

@@ -24,7 +24,7 @@ namespace runnel::testing {
 
 inline constexpr const char *kDraftArchs[] = {"glm4moe",        "deepseek2", "hy_v3",      "qwen35",
                                               "qwen35moe",      "qwen3next", "deepseek32", "glm-dsa",
-                                              "nemotron_h_moe", "mimo2",     "cohere2moe"};
+                                              "nemotron_h_moe", "mimo2",     "cohere2moe", "step35"};
 
 inline constexpr int64_t kDraftWidth = 32, kDraftVocab = 260, kDraftHidden = 48;
 
@@ -40,6 +40,7 @@ class DraftModel {
     struct LayerKeys {
         bool window = false;
         int32_t heads = 4, kv_heads = 2, hidden = 0;
+        float limit = 0.25f;  // of SiLU
     };
 
     explicit DraftModel(const std::string &arch)
@@ -72,6 +73,11 @@ class DraftModel {
             add("blk.2.ffn_down.weight", {kDraftHidden, kDraftWidth}, 0, 0.2f);
             keys = {{.kv_heads = 4, .hidden = kDraftHidden},
                     {.window = true, .hidden = kDraftHidden},
+                    {.window = true, .hidden = kDraftHidden}};
+        }
+        if (arch == "step35") {
+            keys = {{.window = true, .heads = 8, .hidden = kDraftHidden},
+                    {.hidden = kDraftHidden, .limit = 0},
                     {.window = true, .hidden = kDraftHidden}};
         }
         add("blk.2.nextn.eh_proj.weight", {2 * kDraftWidth, kDraftWidth}, 0, 0.2f);
@@ -191,7 +197,8 @@ class DraftModel {
     bool is_by_layer(std::string_view key, const gguf::Value &value) const {
         if (keys.empty() || value.type() != gguf::ValueType::Array) return false;
         return key.ends_with(".head_count") || key.ends_with(".head_count_kv") ||
-               key.ends_with(".feed_forward_length") || key.ends_with("_pattern");
+               key.ends_with(".feed_forward_length") || key.ends_with("_pattern") ||
+               key.find(".swiglu_clamp_") != key.npos;
     }
     gguf::Array by_layer(std::string_view key, gguf::ValueType type, uint32_t layers) const {
         gguf::Array array(type);
@@ -199,6 +206,8 @@ class DraftModel {
             const LayerKeys &of = keys.at(i);
             if (type == gguf::ValueType::Bool)
                 array.push(of.window);
+            else if (type == gguf::ValueType::F32)
+                array.push(of.limit);
             else
                 array.push(key.ends_with("_kv")      ? of.kv_heads
                            : key.ends_with("_count") ? of.heads

@@ -93,6 +93,7 @@ void emit_step35(Builder &b) {
         .pairs = kernels::RopeTable::Pairs::Halves,
         .head_norm = normed ? DecoderTraits::HeadNorm::PerHead : DecoderTraits::HeadNorm::None,
         .silu_limits = silu_limits(b, "swiglu_clamp_shexp"),
+        .draft_before_norm = true,
         .heads = by_layer(b, "attention.head_count", 1, 4096, h.head_count),
         .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, h.head_count_kv),
         .full = full_layers(b, 0),
