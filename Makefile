@@ -148,8 +148,9 @@ $(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $
 $(BUILD)/runnel-cpu: setup
 	@$(MAKE) --no-print-directory BUILD=$(BUILD)/demo NVCC= ISAS=native OPT=-O1 KERNEL_OPT=-O3 WARN=-w $(BUILD)/demo/runnel
 	@ln -f $(BUILD)/demo/runnel $@
-# (With a sanitizer, GCC 12 crashes on units with another optimization than that of the precompiled headers.)
-$(filter $(BUILD)/obj/kernels/cpu/% $(BUILD)/obj/gguf/% $(if $(SANITIZE),,$(BUILD)/units/gguf% $(BUILD)/units/engine/quantize.o),$(objects)): \
+# (GCC 12 crashes on units with -O3 if the precompiled headers have -O1.)
+$(filter $(BUILD)/obj/kernels/cpu/% $(BUILD)/obj/gguf/% \
+  $(if $(filter -O1,$(OPT)),,$(BUILD)/units/gguf% $(BUILD)/units/engine/quantize.o),$(objects)): \
   override OPT := $(KERNEL_OPT)
 # The scalar attention runs where no other instruction set is compiled in, or on an x86-64 CPU without AVX2. There -O2, which
 # takes a third of the time, is enough.
