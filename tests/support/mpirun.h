@@ -9,8 +9,8 @@ namespace runnel::testing {
 struct Job {
     int code = -1;  // exit status of mpirun; 124: it was ended after 60 s, with its ranks
     double seconds = 0;
-    bool locked_up =
-        false;  // mpirun ignored that end, as Open MPI 4.1's sometimes does when its ranks have ended
+    // mpirun ignored that end, as Open MPI 4.1's sometimes does when its ranks have ended.
+    bool locked_up = false;
     std::string out, err;  // of all ranks, in any order, and of mpirun
 };
 

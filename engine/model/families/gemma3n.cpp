@@ -71,8 +71,8 @@ class Gemma3n {
     const Metadata &m_;
     Size width_;
     std::vector<bool> full_;
-    std::vector<float>
-        sparsity_;  // by layer: a gate is cut below the mean plus so many deviations; -inf: not at all
+    // By layer: a gate is cut below the mean plus so many deviations; -inf: not at all.
+    std::vector<float> sparsity_;
     SharedKeyAttention attention_;
     LayerEmbedding embedding_;
     AttentionKind whole_, windowed_;
