@@ -13,6 +13,7 @@
 #include "kernels/cuda/attention/attention_load.h"
 #include "kernels/cuda/attention/attention_split.h"
 #include "kernels/cuda/linear/quantize_row.h"
+#include "kernels/cuda/runtime/parameters.h"
 
 namespace runnel::kernels::cuda {
 
@@ -55,10 +56,11 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
         const int mine = smaller(tiles * p.kv_heads - first, units), items = splits * mine;
         skipped -= first, units -= mine;
         if (rest < items) {
-            const int split = rest % splits, unit = first + rest / splits;
+            const int before = splits == 1 ? rest : rest / splits, unit = first + before;
+            const int split = rest - before * splits, head = tiles == 1 ? unit : unit / tiles;
             const bool sinks = split < parts.sinks;
             const int number = sinks ? split : parts.first + split - parts.sinks;
-            item = {s, unit / tiles, unit % tiles, split, splits, sinks, number * kAttentionSplit, index};
+            item = {s, head, unit - head * tiles, split, splits, sinks, number * kAttentionSplit, index};
             return true;
         }
         rest -= items;
@@ -97,9 +99,13 @@ struct DecodeBody {
                             unsigned char *to) {
         const SequenceInfo &s = state.space.sequence;
         const CachePages &pages = kKeys ? p.k_cache : p.v_cache;
-        for (int row = warp_index(); row < kAttentionStep; row += kAttentionWarps) {
-            const int cell = step * kAttentionStep + row;
-            if (!state.cells.is_made(cell)) continue;
+        const int begin = step * kAttentionStep, end = smaller(state.cells.made, begin + kAttentionStep);
+        const int first = state.cells.end > begin ? state.cells.end : begin;
+        // One token: its key is computed by warp 1 and its value by warp 2, at the same time.
+        constexpr int kFirstWarp = kKeys ? 1 : 2;
+        for (int cell = first + (warp_index() + kAttentionWarps - kFirstWarp) % kAttentionWarps; cell < end;
+             cell += kAttentionWarps) {
+            const int row = cell - begin;
             const int token = s.first + cell - s.past;
             const float *from = kKeys ? p.k + token * p.k_stride : p.v + token * p.v_stride;
             make_head(kKeys ? key_recipe(p, token) : value_recipe(p),
@@ -190,8 +196,8 @@ struct DecodeBody {
         add_step<kDim, kAttentionWarps>(p, state.sums, shared.p, v_tile(shared, step));
     }
 
-    // The loop starts one step early, so that loads are issued in one place only. The load of the next step's
-    // K is issued as soon as its buffer is free, and V likewise.
+    // The loop starts one step early, so that loads are issued in one place only; q is computed while the first
+    // arrive. The load of the next step's K is issued as soon as its buffer is free, and V likewise.
     static DEVICE void steps(const Params &p, State &state, Shared &shared) {
 #pragma unroll 1
         for (int step = state.first - 1; step <= state.last; ++step) {
@@ -241,6 +247,9 @@ struct DecodeBody {
                 }
                 if constexpr (kStages == 1) start_v(p, state, shared, step + 1);
             }
+            if (!computes)
+                load_queries<kDim>(p, state.space, state.run, state.first_row, warp_index(), kAttentionWarps,
+                                   shared.scratch[warp_index()], shared.q);
         }
         cp_async_wait<0>();
     }
@@ -293,8 +302,6 @@ struct DecodeBody {
     static DEVICE void work(const Params &p, Shared &shared, const Item &item) {
         State state = begin(p, item);
         const int first_row = item.tile * kAttentionRows;
-        load_queries<kDim>(p, state.space, state.run, first_row, warp_index(), kAttentionWarps,
-                           shared.scratch[warp_index()], shared.q);
         steps(p, state, shared);
         bool complete = item.splits == 1;
         if (complete) {
@@ -324,6 +331,7 @@ struct DecodeBody {
 
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<Shared>();
+        fetch_parameters(p);
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
         Item item;

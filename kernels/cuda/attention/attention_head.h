@@ -32,15 +32,24 @@ DEVICE void turn_head(const HeadRecipe &head, float *x) {
     const RopeParams &rope = head.rope;
     const int half = rope.rotated / 2;
     const bool adjacent = rope.pairs == RopePairs::Adjacent;
+    constexpr int kAtOnce = 2;  // pairs of a lane, whose loads do not wait for each other
 #pragma unroll 1
-    for (int pair = lane_index(); pair < half; pair += 32) {
-        const uint64_t angle = rope.turns[pair] * static_cast<uint64_t>(static_cast<int64_t>(head.position));
-        const SinCos turn = sincos_p(static_cast<uint32_t>(angle >> 32));
-        const float cosine = turn.cos * rope.magnitude, sine = turn.sin * rope.magnitude;
-        float *first = x + rope.first + (adjacent ? 2 * pair : pair), *second = first + (adjacent ? 1 : half);
-        const float a = *first, b = *second;
-        *first = fma_rn(a, cosine, -(b * sine));
-        *second = fma_rn(a, sine, b * cosine);
+    for (int start = lane_index(); start < half; start += 32 * kAtOnce) {
+        uint64_t turns[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) turns[i] = start + 32 * i < half ? rope.turns[start + 32 * i] : 0;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int pair = start + 32 * i;
+            if (pair >= half) break;
+            const uint64_t angle = turns[i] * static_cast<uint64_t>(static_cast<int64_t>(head.position));
+            const SinCos turn = sincos_p(static_cast<uint32_t>(angle >> 32));
+            const float cosine = turn.cos * rope.magnitude, sine = turn.sin * rope.magnitude;
+            float *first = x + rope.first + (adjacent ? 2 * pair : pair), *second = first + (adjacent ? 1 : half);
+            const float a = *first, b = *second;
+            *first = fma_rn(a, cosine, -(b * sine));
+            *second = fma_rn(a, sine, b * cosine);
+        }
     }
 }
 
@@ -66,7 +75,16 @@ DEVICE void rotate_head(float *x, int dim) {
 // Warp collective: computes the finished head in x. from: global memory, any alignment. x: [dim], shared memory
 // of this warp alone; no lane may still be reading its old content.
 DEVICE void make_head(const HeadRecipe &head, const float *from, float *x) {
-    for (int d = lane_index(); d < head.dim; d += 32) x[d] = from[d];
+    constexpr int kAtOnce = 4;  // values of a lane, whose loads do not wait for each other
+#pragma unroll 1
+    for (int start = lane_index(); start < head.dim; start += 32 * kAtOnce) {
+        float values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) values[i] = start + 32 * i < head.dim ? from[start + 32 * i] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+            if (start + 32 * i < head.dim) x[start + 32 * i] = values[i];
+    }
     if (head.norm && !head.norm_after_rope) norm_head(head, x);
     if (head.rope.pairs != RopePairs::None) {
         warp_sync();
@@ -74,7 +92,8 @@ DEVICE void make_head(const HeadRecipe &head, const float *from, float *x) {
     }
     warp_sync();
     if (head.norm && head.norm_after_rope) norm_head(head, x);
-    for (int d = lane_index(); d < head.dim; d += 32) x[d] *= head.factor;
+    if (head.factor != 1.0f)
+        for (int d = lane_index(); d < head.dim; d += 32) x[d] *= head.factor;
     warp_sync();
     if (head.rotated) rotate_head(x, head.dim);
 }

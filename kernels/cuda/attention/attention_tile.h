@@ -46,9 +46,10 @@ struct RowSpace {
     CacheHead cache;
     int group, rows;
 
-    DEVICE int token(int row) const { return row / group; }
-    DEVICE int own_cell(int row) const { return sequence.past + row / group; }
-    DEVICE int head(int row) const { return cache.kv_head * group + row % group; }
+    // (One token, the usual case, needs no division, which takes about 100 cycles.)
+    DEVICE int token(int row) const { return sequence.count == 1 ? 0 : row / group; }
+    DEVICE int own_cell(int row) const { return sequence.past + token(row); }
+    DEVICE int head(int row) const { return cache.kv_head * group + row - token(row) * group; }
     // One past the last cell that is visible to the rows before `row`.
     DEVICE int end_of(int row) const { return own_cell(smaller(row, rows) - 1) + 1; }
 };
@@ -122,22 +123,20 @@ struct ValueRange {
 template <int kDim>
 DEVICE void load_queries(const AttentionParams &p, const RowSpace &space, const Run &run, int first_row,
                          int begin, int stride, float *scratch, unsigned char *to) {
-    const int padded = padded_k(p);
+    const int padded = padded_k(p), rows = smaller(space.rows - first_row, kAttentionRows);
     const Products products = products_of(p.k_cache);
-    for (int i = begin; i < kAttentionRows; i += stride) {
-        const int row = first_row + i;
-        int done = 0;
-        if (row < space.rows) {
-            const int token = space.sequence.first + space.token(row);
-            make_head(query_recipe(p, token, run.sinks),
-                      p.q + token * p.q_stride + int64_t{space.head(row)} * p.dim_k, scratch);
-            for (int d = lane_index(); d < p.dim_k; d += 32)
-                RowsLayout<kDim>::store(to, i, d, products.round(scratch[d]));
-            warp_sync();
-            done = p.dim_k;
-        }
-        for (int d = done + lane_index(); d < padded; d += 32) RowsLayout<kDim>::store(to, i, d, 0);
+    for (int i = begin; i < rows; i += stride) {
+        const int row = first_row + i, token = space.sequence.first + space.token(row);
+        make_head(query_recipe(p, token, run.sinks),
+                  p.q + token * p.q_stride + int64_t{space.head(row)} * p.dim_k, scratch);
+        for (int d = lane_index(); d < padded; d += 32)
+            RowsLayout<kDim>::store(to, i, d, d < p.dim_k ? products.round(scratch[d]) : uint16_t{0});
+        warp_sync();
     }
+    constexpr int kChunks = kDim / 8;
+    for (int i = (rows > 0 ? rows : 0) * kChunks + 32 * begin + lane_index(); i < kAttentionRows * kChunks;
+         i += 32 * stride)
+        st128(to + RowsLayout<kDim>::offset(i / kChunks, i % kChunks), {0, 0, 0, 0});
 }
 
 // --- products --------------------------------------------------------------------------------------------
@@ -177,7 +176,8 @@ DEVICE void add_distances(const AttentionParams &p, const RowTile &tile, int cel
                           float (&c)[kCellTiles][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int row = tile.first + (lane_index() >> 2) + 8 * half;
+        // (Rows that do not exist take the biases of the last one.)
+        const int row = smaller(tile.first + (lane_index() >> 2) + 8 * half, tile.space.rows - 1);
         const int own = tile.space.own_cell(row), own_of_sinks = smaller(own, p.sink_position);
         const float slope = p.slopes[tile.space.head(row)];
 #pragma unroll

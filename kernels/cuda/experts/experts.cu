@@ -48,17 +48,19 @@ DEVICE Ranked next_of(const float *s, int32_t from, int32_t size, int32_t step, 
     return best;
 }
 
-// Warp collective: the last of the first `count` elements of s[0 .. size) in that order.
+// Warp collective: the last of the first `count` elements of s[0 .. size) in that order. A lane keeps the first of its
+// elements that have not been taken, and only the lane whose element is taken looks for another.
 DEVICE Ranked last_of_best(const float *s, int32_t size, int32_t count) {
-    Ranked last = kFirst;
+    Ranked last = kFirst, own = next_of(s, lane_index(), size, 32, last);
     for (int32_t i = 0; i < count; ++i) {
-        Ranked best = next_of(s, lane_index(), size, 32, last);
+        Ranked best = own;
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
             const Ranked other = {shfl_xor(best.value, mask), shfl_xor(best.index, mask)};
             if (other.before(best)) best = other;
         }
         last = best;
+        if (own.index == last.index) own = next_of(s, lane_index(), size, 32, last);
     }
     return last;
 }
@@ -68,23 +70,32 @@ struct Route {
     static constexpr const char *kName = "route";
     static constexpr int kThreads = 32 * kRouteTokens, kBlocks = 4;
 
-    // Computes the probabilities p and the scores s by which experts are chosen.
+    // Computes the probabilities p and the scores s by which experts are chosen. (A lane reads only what it wrote.)
     static DEVICE void score(const Params &p, const float *logits, float *probability, float *s) {
         const int lane = lane_index();
+        constexpr int32_t kAtOnce = 4;  // logits of a lane, whose loads do not wait for each other
+#pragma unroll 1
+        for (int32_t first = lane; first < p.experts; first += 32 * kAtOnce) {
+            float l[kAtOnce];
+#pragma unroll
+            for (int32_t i = 0; i < kAtOnce; ++i) l[i] = first + 32 * i < p.experts ? logits[first + 32 * i] : 0.0f;
+#pragma unroll
+            for (int32_t i = 0; i < kAtOnce; ++i)
+                if (first + 32 * i < p.experts) s[first + 32 * i] = l[i];
+        }
         float largest = kOut, sum = 0;
         if (p.score == RouteScore::Softmax) {
-            for (int32_t i = lane; i < p.experts; i += 32)
-                largest = logits[i] > largest ? logits[i] : largest;
+            for (int32_t i = lane; i < p.experts; i += 32) largest = s[i] > largest ? s[i] : largest;
             largest = warp_max(largest);
             for (int32_t i = lane; i < p.experts; i += 32) {
-                probability[i] = exp_p(logits[i] - largest);
+                probability[i] = exp_p(s[i] - largest);
                 sum = sum + probability[i];
             }
             sum = warp_sum(sum);
         }
         const bool by_logit = p.selection_bias == nullptr && p.groups <= 1;
         for (int32_t i = lane; i < p.experts; i += 32) {
-            const float l = logits[i];
+            const float l = s[i];
             const float value = p.score == RouteScore::Softmax   ? probability[i] / sum
                                 : p.score == RouteScore::Sigmoid ? 1.0f / (1.0f + exp_p(-l))
                                                                  : l;

@@ -9,7 +9,7 @@
 // A block of 8 warps forms 8 / W teams of W = warps_per_tile warps. A team takes one tile of 16 rows at a
 // time (assigned by block index, a persistent grid), each of its warps a range of blocks; partial sums meet
 // in shared memory, and one thread per output adds them in order and writes the result. In each step, a warp
-// loads the next block of weights (2-4 KB) while it multiplies the current one. Activations are read from
+// loads the next block of weights (2-4 KB) while it multiplies the current one, and activations 32 columns ahead. Activations are read from
 // L1: a warp's share of them is small, and all warps of the multiprocessor with the same range share it.
 //
 // The input of the next launch can be quantized here (LinearParams::prepare), by the block that happens to
@@ -33,6 +33,7 @@
 #include "kernels/cuda/linear/linear_order.h"
 #include "kernels/cuda/linear/quantize_row.h"
 #include "kernels/cuda/runtime/math.h"
+#include "kernels/cuda/runtime/parameters.h"
 #include "kernels/cuda/steps/float_steps.h"
 
 namespace runnel::kernels::cuda {
@@ -133,12 +134,42 @@ constexpr bool loads_sides_late(TileFormat f) {
     return !has_group_floats(f);
 }
 
+// Whether activations are loaded a group of 32 columns before their use. In the other formats, whose blocks always have
+// eight groups, the compiler does so; here it cannot, because a group may not exist. (Two kernels have too few
+// registers.)
+constexpr bool loads_ahead(TileFormat format, int groups) {
+    if (format == TileFormat::Q4_1 && groups == 2) return false;
+    if (format == TileFormat::Q5_0 && groups == 4) return false;
+    return has_group_floats(format);
+}
+
+// The sums of activations that minimum_sums() multiplies, for one product.
+template <TileFormat F>
+struct MinimumOperands {
+    static constexpr int kHalves = has_groups_of_16(F) ? 2 : 1;
+    uint32_t of[2][kHalves];  // [part][half]
+
+    template <int kGroups, bool kGrouped>
+    DEVICE void load(const LaneActivations<kGroups, kGrouped> &x, int m, int32_t block) {
+        of[0][0] = x.template sums<F, 0, 0>(m, block);
+        of[1][0] = x.template sums<F, 1, 0>(m, block);
+        if constexpr (kHalves == 2) {
+            of[0][1] = x.template sums<F, 0, 1>(m, block);
+            of[1][1] = x.template sums<F, 1, 1>(m, block);
+        }
+    }
+};
+
 // Multiplies a block of weights with the activations of its columns. Meanwhile loads `next` into w and side.
+// b: on entry the activations of the block's first 32 columns; on return those of the 32 columns after the block, if
+// `more`. Loads from L1 take 40 to 200 cycles, so they are made one group before their use (where loads_ahead()).
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next, const Book<F> &book,
-                           const LaneActivations<kGroups, kGrouped> &x, int32_t block, int groups,
-                           float (&p)[kGroups][2]) {
+                           const LaneActivations<kGroups, kGrouped> &x, int32_t block, int groups, bool more,
+                           uint4 (&b)[(kGroups + 1) / 2], float (&p)[kGroups][2]) {
     constexpr int kProducts = LaneActivations<kGroups, kGrouped>::kProducts;
+    constexpr bool kAhead = loads_ahead(F, kGroups), kScalesAhead = kAhead || F == TileFormat::Q4_K;
+    constexpr bool kMinimumSums = !has_group_floats(F) && has_minimum(F);
     const SideRegisters<F> own = side;
     const BlockScales<F> scales(own);
     constexpr int kSideGroup =
@@ -146,10 +177,25 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     float sum[kGroups][2] = {};
     uint32_t later[4] = {};
     uint2 parts[kGroups];  // float minimums: the sums of the chunk's two groups
+    MinimumOperands<F> minimums[kProducts] = {};
+    float scale[kGroups] = {};
     for_groups<F>(has_group_floats(F) ? groups : 8, w, next, [&](auto chunk, auto sub) {
         constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
         constexpr int kParts = has_groups_of_16(F) ? 2 : 1;  // parts of the 32 columns that have a scale each
         if (kGroup == kSideGroup && next.chunks > 0) load_side<F>(next.block, side);
+        uint4 now[kProducts];
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m) now[m] = kAhead ? b[m] : x.load(m, 8 * block + kGroup);
+        if (kAhead && (kGroup == 7 ? more : kGroup + 1 < groups))
+#pragma unroll
+            for (int m = 0; m < kProducts; ++m) b[m] = x.load(m, 8 * block + kGroup + 1);
+        if constexpr (kMinimumSums && kGroup == 6)
+#pragma unroll
+            for (int m = 0; m < kProducts; ++m) minimums[m].load(x, m, block);
+        // (A block of fewer groups has all its scales at its first group.)
+        if (kScalesAhead && kGroup == (has_group_floats(F) ? 0 : 6))
+#pragma unroll
+            for (int j = 0; j < kGroups; ++j) scale[j] = x.scale(j, block);
         uint32_t a[2][4];
         weight_numbers<F, kC, kS>(w, own, book, a, later);
         float d[kParts][2];
@@ -160,10 +206,9 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
         }
 #pragma unroll
         for (int m = 0; m < kProducts; ++m) {
-            const uint4 b = x.load(m, 8 * block + kGroup);
             float c[kParts][4] = {};
-            mma_f16_k16(c[0], a[0], {b.x, b.y});
-            mma_f16_k16(c[kParts - 1], a[1], {b.z, b.w});
+            mma_f16_k16(c[0], a[0], {now[m].x, now[m].y});
+            mma_f16_k16(c[kParts - 1], a[1], {now[m].z, now[m].w});
 #pragma unroll
             for (int i = 0; i < 2 && i < kGroups; ++i)
 #pragma unroll
@@ -184,14 +229,14 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
             }
         }
     });
-    if constexpr (!has_group_floats(F) && has_minimum(F)) {
+    if constexpr (kMinimumSums) {
 #pragma unroll
         for (int m = 0; m < kProducts; ++m) {
             float c[4] = {};
             minimum_sums<F>(
                 scales.rows,
                 [&](auto part, auto half) {
-                    return x.template sums<F, decltype(part)::value, decltype(half)::value>(m, block);
+                    return minimums[m].of[decltype(part)::value][decltype(half)::value];
                 },
                 c);
 #pragma unroll
@@ -205,9 +250,9 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     }
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
-        const float s = x.scale(j, block);
+        if (!kScalesAhead) scale[j] = x.scale(j, block);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) p[j][r] = fma_rn(s, sum[j][r], p[j][r]);
+        for (int r = 0; r < 2; ++r) p[j][r] = fma_rn(scale[j], sum[j][r], p[j][r]);
     }
 }
 
@@ -221,6 +266,13 @@ constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
             return groups == 4;
         case TileFormat::Q4_K:
             return groups < 4 && !grouped;
+        case TileFormat::IQ4_XS:
+            return groups == 1 && !grouped;
+        case TileFormat::Q4_1:
+        case TileFormat::IQ2_XXS:
+        case TileFormat::IQ3_XXS:
+        case TileFormat::IQ3_S:
+            return groups == 2 && !grouped;
         case TileFormat::Q2_K:
         case TileFormat::Q3_K:
         case TileFormat::Q5_K:
@@ -247,11 +299,16 @@ DEVICE void multiply_range(const LinearParams &p, const LaneActivations<kGroups,
                            const std::byte *first, Range range, NextBlock after, const Book<F> &book,
                            MainRegisters<F> &w, SideRegisters<F> &side, float (&sums)[kGroups][2]) {
     const int32_t begin = short_of_registers(F, kGroups, kGrouped) ? computed_anew(range.begin) : range.begin;
+    uint4 b[(kGroups + 1) / 2] = {};
+    if (loads_ahead(F, kGroups) && begin < range.end)
+#pragma unroll
+        for (int m = 0; m < (kGroups + 1) / 2; ++m) b[m] = x.load(m, 8 * begin);
     for (int32_t block = begin; block < range.end; ++block) {
         const bool last = block + 1 == range.end;
         first += block_bytes(F);
         const NextBlock next = last ? after : NextBlock{first, chunks_at(p.cols, block + 1)};
-        multiply_block<F, kGroups, kGrouped>(w, side, next, book, x, block, groups_at(p.cols, block), sums);
+        multiply_block<F, kGroups, kGrouped>(w, side, next, book, x, block, groups_at(p.cols, block), !last, b,
+                                               sums);
     }
 }
 
@@ -323,7 +380,7 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
         if (kGrouped && p.sources) source[token] = p.sources[source[token]];
     }
     const int32_t steps = (p.cols + kChunkCols - 1) / kChunkCols * 4, last = 16 * range.end;
-#pragma unroll(kGroups == 4 ? 1 : 2)
+#pragma unroll(kGroups == 4 ? 1 : kGroups == 1 && !kGrouped ? 4 : 2)
     for (int32_t step = 16 * range.begin; step < (last < steps ? last : steps); ++step) {
         float4 w[2];
         load_step(tile, step, w);
@@ -346,9 +403,16 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
 
 // --- tiles, teams, epilogue --------------------------------------------------------------------------------
 
+// The tiles of a team between two meetings of the block. A meeting costs the warps about a tenth of a tile's time
+// (measured on an H200 with one slot), and four slots of up to four tokens take 16 KB.
+constexpr int slots_of(int groups) {
+    return 4 / groups;
+}
+
 template <int kGroups>
 struct LinearShared {
-    float partial[2][kWarps][kGroupTokens * kGroups][kTileRows];  // [0]: the gate or the only matrix, [1]: up
+    // Of a slot: [0]: the gate or the only matrix, [1]: up
+    float partial[slots_of(kGroups)][2][kWarps][kGroupTokens * kGroups][kTileRows];
     // For LinearParams::prepare: the groups of 256 outputs that the team's tiles completed.
     int32_t complete[kWarps][32], complete_count[kWarps];
     QuantizeShared quantize;
@@ -401,6 +465,8 @@ struct Linear {
     using Shared =
         std::conditional_t<has_codebook(F), LinearBookShared<kGroups, book_words(F)>, LinearShared<kGroups>>;
     static constexpr int kTokens = kGroupTokens * kGroups;
+    // (IQ4_XS has no register for the number of a slot.)
+    static constexpr int kSlots = F == TileFormat::IQ4_XS && kGroups == 1 ? 1 : slots_of(kGroups);
     static constexpr bool kShort = short_of_registers(F, kGroups, kGrouped);
 
     static DEVICE Unit unit_at(const Params &p, int32_t groups, int32_t unit) {
@@ -464,10 +530,10 @@ struct Linear {
     }
 
     // Stores the lane's sums of a range for the other warps of the team.
-    static DEVICE void store_partial(const float (&sums)[kGroups][2], Shared &shared, int matrix) {
+    static DEVICE void store_partial(const float (&sums)[kGroups][2], Shared &shared, int slot, int matrix) {
         const int lane = kShort ? computed_anew(lane_index()) : lane_index();
         const int g = lane >> 2, t = lane & 3;
-        auto &to = shared.partial[matrix][warp_index()];
+        auto &to = shared.partial[slot][matrix][warp_index()];
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
             to[kGroupTokens * j + t][g] = sums[j][0];
@@ -475,24 +541,41 @@ struct Linear {
         }
     }
 
-    static DEVICE float folded(const Shared &shared, int matrix, int first_warp, int warps, int token,
-                               int row) {
-        float y = shared.partial[matrix][first_warp][token][row];
-        for (int w = 1; w < warps; ++w) y = y + shared.partial[matrix][first_warp + w][token][row];
+    // The partial sums of a slot.
+    using Partial = float[2][kWarps][kTokens][kTileRows];
+
+    static DEVICE float folded(const Partial &partial, int matrix, int first_warp, int warps, int token, int row) {
+        float y = partial[matrix][first_warp][token][row];
+        for (int w = 1; w < warps; ++w) y = y + partial[matrix][first_warp + w][token][row];
         return y;
     }
 
-    static DEVICE void finish(const Params &p, const Shared &shared, const Unit &unit, int first_warp,
-                              int warps) {
-        const int threads = 32 * warps;
-        for (int i = thread_index() - 32 * first_warp; i < kTileRows * unit.group.count; i += threads) {
+    // Writes the outputs of a unit. Called by `threads` threads, of which this is number `thread`.
+    static DEVICE void finish(const Params &p, const Partial &partial, const Unit &unit, int first_warp, int warps,
+                              int thread, int threads) {
+        for (int i = thread; i < kTileRows * unit.group.count; i += threads) {
             const int in = i % kTileRows, token = i / kTileRows;
             const int32_t row = unit.tile * kTileRows + in;
             if (row >= p.matrix[unit.matrix].rows) continue;
-            const float y = folded(shared, 0, first_warp, warps, token, in);
+            const float y = folded(partial, 0, first_warp, warps, token, in);
             const float up =
-                p.gate != LinearGate::None ? folded(shared, 1, first_warp, warps, token, in) : 0.0f;
+                p.gate != LinearGate::None ? folded(partial, 1, first_warp, warps, token, in) : 0.0f;
             write_output(p, {unit.matrix, unit.tile}, unit.group, token, row, y, up);
+        }
+    }
+
+    // Writes the outputs of the team's units `unit`, `unit` + `step`, ..., one per slot. The team's warps share the
+    // slots, or a slot its warps.
+    static DEVICE void finish_slots(const Params &p, const Shared &shared, int warps, int32_t groups, int slots,
+                                    int32_t unit, int32_t step, int32_t units) {
+        const int in_block = kShort && kGroups == 4 ? computed_anew(warp_index()) : warp_index();
+        const int warp = in_block % warps, sharing = warps > kSlots ? warps / kSlots : 1;
+#pragma unroll 1
+        for (int slot = warp / sharing; slot < slots; slot += warps / sharing) {
+            const int32_t at = unit + slot * step;
+            if (at < units)
+                finish(p, shared.partial[slot], unit_at(p, groups, at), in_block - warp, warps,
+                       warp % sharing * 32 + lane_index(), 32 * sharing);
         }
     }
 
@@ -524,13 +607,22 @@ struct Linear {
         for (int team = 0; team < teams; ++team) {
             const int32_t count = shared.complete_count[team];
             if (count == 0) continue;
-            const bool whole = needs_whole_rows(p.prepare);  // then there is one token
-            const RowScales scales = whole ? row_scales(p.prepare, 0, shared.quantize) : RowScales{};
-            const int32_t all = whole ? groups_of(p.prepare.width) : count * p.tokens;
-            for (int32_t i = warp_index(); i < all; i += kWarps)
-                quantize_group_of(p.prepare, i % p.tokens, whole ? i : shared.complete[team][i / p.tokens],
-                                  scales);
+            if (needs_whole_rows(p.prepare)) {  // then there is one token
+                quantize_row(p.prepare, 0, shared.quantize);
+                continue;
+            }
+            for (int32_t i = warp_index(); i < count * p.tokens; i += kWarps)
+                quantize_group_of(p.prepare, i % p.tokens, shared.complete[team][i / p.tokens]);
         }
+    }
+
+    // Fetches the weight of the norm into L2, for the block that will need it.
+    static DEVICE void fetch_norm(const QuantizeParams &p) {
+        constexpr uint32_t kBytes = 128;
+        const auto bytes = static_cast<uint32_t>(p.width) * 4;
+        if (p.weight == nullptr) return;
+        for (uint32_t at = kBytes * static_cast<uint32_t>(thread_index()); at < bytes; at += kBytes * kLinearThreads)
+            prefetch_l2(reinterpret_cast<const std::byte *>(p.weight) + at, bytes - at < kBytes ? bytes - at : kBytes);
     }
 
     static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
@@ -568,31 +660,39 @@ struct Linear {
             block_sync();
             warp.book = Book<F>(shared.book);
         }
+        if (!kGrouped && block_index() == 0) fetch_norm(p.prepare);
+        fetch_parameters(p);
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
-        for (; (unit & -teams) < units; unit += block_count() * teams) {
-            const std::byte *next = tile_at(unit + block_count() * teams);
-            if (tile != nullptr) {
-                const auto input = input_of(p, unit_at(p, groups, unit).group);
-                // With a gate, the tile of `up` comes in between. It lies in its matrix where the gate's does.
-                const bool gate = p.gate != LinearGate::None;
-                const std::byte *after = gate ? p.matrix[1].tiles + (tile - p.matrix[0].tiles) : next;
-                // A loop, so that the products are in the code once.
+        const auto step = [&] { return block_count() * (kShort ? computed_anew(teams) : teams); };
+        while ((unit & -teams) < units) {  // the same for all warps of the block
+            int slot = 0;
 #pragma unroll 1
-                for (;;) {
-                    const int matrix = gate && after == next ? 1 : 0;
-                    float sums[kGroups][2] = {};
-                    multiply(p, input, tile, after, warp, sums);
-                    store_partial(sums, shared, matrix);
-                    if (after == next) break;
-                    tile = after;
-                    after = next;
+            do {
+                const std::byte *next = tile_at(unit + step());
+                if (tile != nullptr) {
+                    const auto input = input_of(p, unit_at(p, groups, unit).group);
+                    // With a gate, the tile of `up` comes in between. It lies in its matrix where the gate's does.
+                    const bool gate = p.gate != LinearGate::None;
+                    const std::byte *after = gate ? p.matrix[1].tiles + (tile - p.matrix[0].tiles) : next;
+                    // A loop, so that the products are in the code once.
+#pragma unroll 1
+                    for (;;) {
+                        const int matrix = gate && after == next ? 1 : 0;
+                        float sums[kGroups][2] = {};
+                        multiply(p, input, tile, after, warp, sums);
+                        store_partial(sums, shared, slot, matrix);
+                        if (after == next) break;
+                        tile = after;
+                        after = next;
+                    }
                 }
-            }
+                tile = next;
+                unit += step();
+            } while (++slot < kSlots && (unit & -teams) < units);
             block_sync();
-            if (unit < units) finish(p, shared, unit_at(p, groups, unit), warp_index() & -warps, warps);
+            finish_slots(p, shared, warps, groups, slot, unit - slot * step(), step(), units);
             block_sync();
-            tile = next;
         }
         if constexpr (!kGrouped && kTokens <= kPreparedTokens)
             if (p.prepare.x != nullptr) prepare_outputs(p, shared, warps, units);

@@ -2,9 +2,9 @@
 // both; see quantize.h for the formula.
 //
 // A block of 8 warps takes one row; warp w takes the groups w, w + 8, ... Each lane loads two
-// float4 per group (a warp loads a contiguous KB) and keeps nothing between passes: all passes but
-// the first read the row from L1. A norm needs one more pass, for its sum; binary16 output needs
-// one more, for the largest value. Bytes read per value: 4, and 4 of the norm weight; bytes
+// float4 per group (a warp loads a contiguous KB). Rows of up to 4096 values stay in registers; all but
+// the last 4096 of longer ones are read again, from L1, for each pass: a norm needs one more, for its sum,
+// and binary16 output one more, for the largest value. Bytes read per value: 4, and 4 of the norm weight; bytes
 // written: 2 + 3/8 for integers, 2 for binary16.
 #include "kernels/cuda/linear/quantize.h"
 

@@ -53,16 +53,6 @@ DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, i
     *reinterpret_cast<uint32_t *>(sums16 + 16) = pack_f16(first.low, second.low);
 }
 
-// The group's values, normalized with `scale` if there is a norm.
-DEVICE void load_normed(const QuantizeParams &p, const float *x, int group, float scale, float (&v)[8]) {
-    load_group(x, p.width, group, v);
-    if (p.weight == nullptr) return;
-    float weight[8];
-    load_group(p.weight, p.width, group, weight);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = v[i] * scale * weight[i];
-}
-
 DEVICE void store_normed(const QuantizeParams &p, int64_t row, int group, const float (&v)[8]) {
     const int k = group * kActivationGroup + activation_first(lane_index());
 #pragma unroll
@@ -72,15 +62,8 @@ DEVICE void store_normed(const QuantizeParams &p, int64_t row, int group, const 
                 float4{v[4 * h], v[4 * h + 1], v[4 * h + 2], v[4 * h + 3]};
 }
 
-// Block collective: the largest magnitude of the row, as bits.
-DEVICE uint32_t largest_of_row(const QuantizeParams &p, const float *x, int groups, float scale,
-                               uint32_t (&largest)[kNormWarps]) {
-    uint32_t own = 0;
-    for (int group = warp_index(); group < groups; group += kNormWarps) {
-        float v[8];
-        load_normed(p, x, group, scale, v);
-        own = largest_of(v, own);
-    }
+// Block collective: the largest of the lanes' magnitudes, as bits.
+DEVICE uint32_t largest_of_block(uint32_t own, uint32_t (&largest)[kNormWarps]) {
     own = largest_magnitude(own);
     if (lane_index() == 0) largest[warp_index()] = own;
     block_sync();
@@ -90,36 +73,77 @@ DEVICE uint32_t largest_of_row(const QuantizeParams &p, const float *x, int grou
     return own;
 }
 
-// What the groups of a row share: its norm (1 without) and the scale of its halves.
-struct RowScales {
-    float norm = 1;
-    HalfScale halves{};
-};
-
-// Block collective of 8 warps.
-DEVICE RowScales row_scales(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
-    const float *x = p.x + row * p.x_stride;
-    RowScales scales;
-    if (p.weight) scales.norm = inverse_rms(x, p.width, p.eps, shared.partial);
-    if (p.out.halves)
-        scales.halves = half_scale(largest_of_row(p, x, groups_of(p.width), scales.norm, shared.largest));
-    return scales;
-}
-
-// Warp collective: quantizes one group of a row, in the forms that p.out has.
-DEVICE void quantize_group_of(const QuantizeParams &p, int64_t row, int group, const RowScales &scales) {
-    float v[8];
-    load_normed(p, p.x + row * p.x_stride, group, scales.norm, v);
+// Warp collective: stores the finished values v of one group of a row, in the forms that p.out has.
+DEVICE void store_group(const QuantizeParams &p, int64_t row, int group, const float (&v)[8], HalfScale halves) {
     if (p.normed) store_normed(p, row, group, v);
     if (p.out.codes) store_integers(p.out, p.width, row, group, quantize_group(v));
-    if (p.out.halves) store_halves(p.out, p.width, row, group, v, scales.halves);
+    if (p.out.halves) store_halves(p.out, p.width, row, group, v, halves);
 }
 
-// Block collective of 8 warps: quantizes one row.
+// Groups of a row that a warp holds in registers: a round. Rows of up to 4096 values are one round.
+constexpr int kHeldGroups = 2;
+using HeldGroups = float[kHeldGroups][8];
+
+DEVICE void load_round(const float *x, int32_t width, int round, HeldGroups &v) {
+#pragma unroll
+    for (int i = 0; i < kHeldGroups; ++i)
+        load_group(x, width, warp_index() + kNormWarps * (kHeldGroups * round + i), v[i]);
+}
+
+// Block collective of 8 warps: quantizes one row. The loads of a round are made at once, and the last round stays in
+// registers: this is often the work of one block that all others wait for.
 DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
-    const RowScales scales = row_scales(p, row, shared);
-    for (int group = warp_index(); group < groups_of(p.width); group += kNormWarps)
-        quantize_group_of(p, row, group, scales);
+    const float *x = p.x + row * p.x_stride;
+    const int groups = groups_of(p.width), last = (groups - 1) / (kNormWarps * kHeldGroups);
+    HeldGroups v;
+    float sum = 0, norm = 1;
+#pragma unroll 1
+    for (int round = 0; round <= last; ++round) {
+        load_round(x, p.width, round, v);
+#pragma unroll
+        for (int i = 0; i < kHeldGroups; ++i)  // values beyond the row are 0 and change nothing
+#pragma unroll
+            for (int k = 0; k < 8; ++k) sum = fma_rn(v[i][k], v[i][k], sum);
+    }
+    const auto normalize = [&](int round, HeldGroups &values) {
+        HeldGroups weight;
+        load_round(p.weight, p.width, round, weight);
+#pragma unroll
+        for (int i = 0; i < kHeldGroups; ++i)
+#pragma unroll
+            for (int k = 0; k < 8; ++k) values[i][k] = values[i][k] * norm * weight[i][k];
+    };
+    if (p.weight) {
+        norm = inverse_rms_of(sum, p.width, p.eps, shared.partial);
+        normalize(last, v);
+    }
+    const auto load_earlier = [&](int round, HeldGroups &to) {
+        load_round(x, p.width, round, to);
+        if (p.weight) normalize(round, to);
+    };
+    HalfScale halves{};
+    if (p.out.halves) {
+        uint32_t own = 0;
+#pragma unroll
+        for (int i = 0; i < kHeldGroups; ++i) own = largest_of(v[i], own);
+#pragma unroll 1
+        for (int round = 0; round < last; ++round) {
+            HeldGroups other;
+            load_earlier(round, other);
+#pragma unroll
+            for (int i = 0; i < kHeldGroups; ++i) own = largest_of(other[i], own);
+        }
+        halves = half_scale(largest_of_block(own, shared.largest));
+    }
+#pragma unroll 1
+    for (int round = last; round >= 0; --round) {
+        if (round < last) load_earlier(round, v);
+#pragma unroll
+        for (int i = 0; i < kHeldGroups; ++i) {
+            const int group = warp_index() + kNormWarps * (kHeldGroups * round + i);
+            if (group < groups) store_group(p, row, group, v[i], halves);
+        }
+    }
 }
 
 // Warp collective: quantizes one group of a row to integers. Precondition: !needs_whole_rows(p).

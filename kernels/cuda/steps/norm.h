@@ -22,17 +22,9 @@ DEVICE void load_group(const float *x, int width, int group, float (&values)[8])
     }
 }
 
-// Block collective of 8 warps. 1 / sqrt(mean(x^2) + eps) in every thread, summed as quantize.h defines it.
-// partial: shared memory of 8 floats, free again after the next block_sync.
-DEVICE float inverse_rms(const float *x, int width, float eps, float *partial) {
-    const int groups = (width + kActivationGroup - 1) / kActivationGroup;
-    float sum = 0;
-    for (int group = warp_index(); group < groups; group += kNormWarps) {
-        float v[8];
-        load_group(x, width, group, v);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum = fma_rn(v[i], v[i], sum);
-    }
+// Block collective of 8 warps. 1 / sqrt(mean(x^2) + eps) in every thread, from the lanes' sums of squares, which
+// quantize.h defines. partial: shared memory of 8 floats, free again after the next block_sync.
+DEVICE float inverse_rms_of(float sum, int width, float eps, float *partial) {
     sum = warp_sum(sum);
     if (lane_index() == 0) partial[warp_index()] = sum;
     block_sync();
