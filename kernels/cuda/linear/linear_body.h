@@ -263,7 +263,7 @@ constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
         case TileFormat::Q6_K:
             return groups == 1 && !grouped;
         case TileFormat::Q8_0:
-            return groups == 4;
+            return groups == 4 || (groups == 2 && !grouped);
         case TileFormat::Q4_K:
             return groups < 4 && !grouped;
         case TileFormat::IQ4_XS:
@@ -293,12 +293,23 @@ DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &s
     if (first.chunks > 3) load_chunk<F, 3>(first.block, w);
 }
 
+// Lets a block of weights come into L2, where the warp finds it when its registers are free for it. (Half of what a
+// multiprocessor of an H200 must have on the way fits in the registers.)
+template <TileFormat F>
+DEVICE void prefetch_block(const LinearParams &p, const std::byte *from, int32_t block) {
+    const TileLayout layout = tile_layout(F);
+    if (lane_index() == 0)
+        prefetch_l2(from, static_cast<uint32_t>(layout.side + chunks_at(p.cols, block) * layout.chunk));
+}
+
 // On entry w and side hold the first block of the range, which is at `first`; on return they hold `after`, if it exists.
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_range(const LinearParams &p, const LaneActivations<kGroups, kGrouped> &x,
                            const std::byte *first, Range range, NextBlock after, const Book<F> &book,
                            MainRegisters<F> &w, SideRegisters<F> &side, float (&sums)[kGroups][2]) {
     const int32_t begin = short_of_registers(F, kGroups, kGrouped) ? computed_anew(range.begin) : range.begin;
+    if (after.chunks > 0 && begin + 1 < range.end)
+        prefetch_block<F>(p, after.block + block_bytes(F), begin + 1);
     uint4 b[(kGroups + 1) / 2] = {};
     if (loads_ahead(F, kGroups) && begin < range.end)
 #pragma unroll
@@ -306,6 +317,7 @@ DEVICE void multiply_range(const LinearParams &p, const LaneActivations<kGroups,
     for (int32_t block = begin; block < range.end; ++block) {
         const bool last = block + 1 == range.end;
         first += block_bytes(F);
+        if (block + 2 < range.end) prefetch_block<F>(p, first + block_bytes(F), block + 2);
         const NextBlock next = last ? after : NextBlock{first, chunks_at(p.cols, block + 1)};
         multiply_block<F, kGroups, kGrouped>(w, side, next, book, x, block, groups_at(p.cols, block), !last, b,
                                                sums);
@@ -640,6 +652,7 @@ struct Linear {
     }
 
     static DEVICE void run(const Params &p) {
+        fetch_parameters(p);
         auto &shared = shared_memory<Shared>();
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
         const int warps = warps_per_tile(blocks), teams = kWarps / warps;  // powers of two
@@ -661,7 +674,6 @@ struct Linear {
             warp.book = Book<F>(shared.book);
         }
         if (!kGrouped && block_index() == 0) fetch_norm(p.prepare);
-        fetch_parameters(p);
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
         const auto step = [&] { return block_count() * (kShort ? computed_anew(teams) : teams); };
