@@ -71,6 +71,16 @@ std::vector<CalibrationPoint> calibration_points() {
     };
 }
 
+// 2026-11-26-h200.md and 2026-11-26-h200-after.md, the newest of each model and type.
+std::vector<MeasuredRun> measured_runs() {
+    return {
+        {"Llama-3.2-1B", FileType::Q4_K_M, "H200", 1191}, {"Llama-3.2-1B", FileType::Q8_0, "H200", 946},
+        {"Llama-3.2-1B", FileType::F16, "H200", 845},     {"Llama-3-8B", FileType::Q4_K_M, "H200", 378},
+        {"Llama-3-8B", FileType::Q8_0, "H200", 253},      {"Llama-3-8B", FileType::F16, "H200", 197},
+        {"Qwen3-30B-A3B", FileType::Q4_K_M, "H200", 276},
+    };
+}
+
 double modeled(const CalibrationPoint &point, double boundary_us, double read) {
     const double rate = read > 0 ? read : device(point.device).read.middle;
     return 1 / (point.bytes / (rate * 1e9) + point.boundaries * boundary_us * 1e-6);

@@ -26,4 +26,13 @@ std::vector<CalibrationPoint> calibration_points();
 // Tokens per second by the model, with the middle of the device's row, or `read` GB/s instead of its rate.
 double modeled(const CalibrationPoint &point, double boundary_us, double read = 0);
 
+// A run of this program on a device (tests/gpu/results/).
+struct MeasuredRun {
+    std::string model;
+    FileType type;
+    std::string device;
+    double measured;  // tokens per second
+};
+std::vector<MeasuredRun> measured_runs();
+
 }  // namespace runnel::tests::model

@@ -16,11 +16,19 @@ constexpr int kBlockWarps = kLinearThreads / 32, kSchedulers = 4;
 
 // The share of its slots that a scheduler issues at best.
 constexpr Range kIssueShare = {0.92, 0.85, 0.75};
+// Bytes of quantized weights that a multiprocessor multiplies per clock at most, whatever the format: measured on an H200
+// (gate and up of Q4_K 11.2, of Q8_0 10.1, down of Q6_K 10.5, where the device has 18 to read). Neither issue slots (Q8_0
+// fills 27%) nor bytes under way explain it: warps wait for activations from L1 and for each other. F16 has no such limit.
+constexpr Range kConverted = {12, 11, 10};
 // Of the writing part's instructions, how many run: its branches for gates and biases are not all taken.
 constexpr Range kFinishShare = {0.5, 0.65, 1};
-// Microseconds: the last block's norm and quantization; attention of a layer at a short context (a chain of loads from
-// L2 on few blocks); the copy of a step's input, the graph's launch and the wait for the token.
-constexpr Range kNorm = {1, 1.25, 1.5}, kAttention = {3, 3.5, 4}, kHost = {30, 37, 45};
+// Microseconds: the last block's norm and quantization; attention of a layer at a short context (2000 instructions of a
+// warp, one after the other, on few blocks), both measured on an H200; the copy of a step's input, the graph's launch and
+// the wait for the token.
+constexpr Range kNorm = {2.5, 3, 3.5}, kAttention = {7.5, 8.5, 9.5}, kHost = {30, 37, 45};
+// Of a mixture's layer: the router's matrix, the choice of experts, their groups and the quantizations, on few blocks each
+// (before the choice was made faster: 20 microseconds on an H200).
+constexpr Range kRouting = {14, 18, 22};
 constexpr double kMicro = 1e-6;
 
 std::string kernel_name(const MatrixLaunch &launch, int tokens) {
@@ -97,6 +105,9 @@ double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &
     all.add(code.finish, tiles * writers * kFinishShare.at(c));
     all.add(code.start, std::ceil(static_cast<double>(grid.blocks) / device.multiprocessors) * kBlockWarps);
     double clocks = all.all;
+    if (!is_half(launch.format))
+        clocks = std::max(clocks, kIssueShare.at(c) * kSchedulers * tiles * static_cast<double>(launch.bytes()) /
+                                      static_cast<double>(grid.units) / kConverted.at(c));
     for (size_t i = 0; i < all.pipe.size(); ++i) clocks = std::max(clocks, all.pipe[i] * device.clocks[i]);
     return clocks / kSchedulers / (device.clock.at(c) * 1e9 * kIssueShare.at(c));
 }
@@ -129,6 +140,7 @@ TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &d
     cost.boundaries = work.launches() * device.boundary.at(c) * kMicro;
     cost.norms = work.norms * kNorm.at(c) * kMicro;
     cost.attention = shape.layers * kAttention.at(c) * kMicro;
+    cost.routing = shape.experts > 0 ? shape.layers * kRouting.at(c) * kMicro : 0;
     cost.host = kHost.at(c) * kMicro;
     return cost;
 }

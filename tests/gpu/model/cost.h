@@ -21,8 +21,8 @@ LaunchCost cost_of(const MatrixLaunch &launch, int tokens, const Device &device,
 
 struct TokenCost {
     double bytes = 0, instructions = 0, matrices = 0;  // of all matrices; `matrices` is their time
-    double boundaries = 0, norms = 0, attention = 0, host = 0;
-    double all() const { return matrices + boundaries + norms + attention + host; }
+    double boundaries = 0, norms = 0, attention = 0, routing = 0, host = 0;
+    double all() const { return matrices + boundaries + norms + attention + routing + host; }
 };
 
 // Of a token at a short context, or of a token of each of `tokens` sequences.

@@ -40,9 +40,18 @@ void write_calibration(std::ostream &out) {
                       p.model.c_str(), p.device.c_str(), boundary, p.boundaries, p.measured, tokens,
                       100 * (tokens / p.measured - 1));
     }
-    out << "\nThese points confirm rates and boundaries. None of them is bound by instructions: that part of "
-           "the model\n"
-           "is arithmetic on counted instructions and has no measurement behind it.\n\n";
+    out << "\nThese points confirm rates and boundaries. None of them is bound by instructions.\n\n";
+}
+
+void write_measured(std::ostream &out, const CodeTable &code) {
+    out << "#### This program, measured (results/)\n\n"
+           "| model | type | device | measured | model | off by |\n|---|---|---|---:|---:|---:|\n";
+    for (const MeasuredRun &r : measured_runs()) {
+        const Range tokens = tokens_per_second(shape(r.model), r.type, device(r.device), code);
+        out << format("| %s | %s | %s | %.0f |", r.model.c_str(), name_of(r.type), r.device.c_str(), r.measured)
+            << " " << interval(tokens) << format(" | %+.0f%% |\n", 100 * (tokens.middle / r.measured - 1));
+    }
+    out << "\n";
 }
 
 bool fits(const Shape &shape, FileType type, const Device &device) {
@@ -176,6 +185,7 @@ std::string report(const CodeTable &code) {
     write_shares(out, code);
     write_parts(out, code);
     write_launches(out, code);
+    write_measured(out, code);
     write_calibration(out);
     write_devices(out);
     return out.str();
