@@ -45,7 +45,8 @@ DEVICE void turn_head(const HeadRecipe &head, float *x) {
             const uint64_t angle = turns[i] * static_cast<uint64_t>(static_cast<int64_t>(head.position));
             const SinCos turn = sincos_p(static_cast<uint32_t>(angle >> 32));
             const float cosine = turn.cos * rope.magnitude, sine = turn.sin * rope.magnitude;
-            float *first = x + rope.first + (adjacent ? 2 * pair : pair), *second = first + (adjacent ? 1 : half);
+            float *first = x + rope.first + (adjacent ? 2 * pair : pair),
+                  *second = first + (adjacent ? 1 : half);
             const float a = *first, b = *second;
             *first = fma_rn(a, cosine, -(b * sine));
             *second = fma_rn(a, sine, b * cosine);

@@ -78,7 +78,8 @@ struct Route {
         for (int32_t first = lane; first < p.experts; first += 32 * kAtOnce) {
             float l[kAtOnce];
 #pragma unroll
-            for (int32_t i = 0; i < kAtOnce; ++i) l[i] = first + 32 * i < p.experts ? logits[first + 32 * i] : 0.0f;
+            for (int32_t i = 0; i < kAtOnce; ++i)
+                l[i] = first + 32 * i < p.experts ? logits[first + 32 * i] : 0.0f;
 #pragma unroll
             for (int32_t i = 0; i < kAtOnce; ++i)
                 if (first + 32 * i < p.experts) s[first + 32 * i] = l[i];

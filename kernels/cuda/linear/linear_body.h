@@ -105,8 +105,9 @@ struct Linear {
     static constexpr int kTokens = kGroupTokens * kGroups;
     // (Kernels that would spill a register have one slot. Those of Q6_K have most of their weights in matrices with a
     // tile per block.)
-    static constexpr bool kOneSlot = kGroups == 1 && (F == TileFormat::Q6_K || F == TileFormat::IQ4_XS ||
-                                                      (!kGrouped && (F == TileFormat::Q5_1 || F == TileFormat::Q2_K)));
+    static constexpr bool kOneSlot =
+        kGroups == 1 && (F == TileFormat::Q6_K || F == TileFormat::IQ4_XS ||
+                         (!kGrouped && (F == TileFormat::Q5_1 || F == TileFormat::Q2_K)));
     static constexpr int kSlots = kOneSlot ? 1 : slots_of(kGroups);
     static constexpr bool kShort = short_of_registers(F, kGroups, kGrouped);
 
@@ -185,15 +186,16 @@ struct Linear {
     // The partial sums of a slot.
     using Partial = float[2][kWarps][kTokens][kTileRows];
 
-    static DEVICE float folded(const Partial &partial, int matrix, int first_warp, int warps, int token, int row) {
+    static DEVICE float folded(const Partial &partial, int matrix, int first_warp, int warps, int token,
+                               int row) {
         float y = partial[matrix][first_warp][token][row];
         for (int w = 1; w < warps; ++w) y = y + partial[matrix][first_warp + w][token][row];
         return y;
     }
 
     // Writes the outputs of a unit. Called by `threads` threads, of which this is number `thread`.
-    static DEVICE void finish(const Params &p, const Partial &partial, const Unit &unit, int first_warp, int warps,
-                              int thread, int threads) {
+    static DEVICE void finish(const Params &p, const Partial &partial, const Unit &unit, int first_warp,
+                              int warps, int thread, int threads) {
         for (int i = thread; i < kTileRows * unit.group.count; i += threads) {
             const int in = i % kTileRows, token = i / kTileRows;
             const int32_t row = unit.tile * kTileRows + in;
@@ -207,8 +209,8 @@ struct Linear {
 
     // Writes the outputs of the team's units `unit`, `unit` + `step`, ..., one per slot. The team's warps share the
     // slots, or a slot its warps.
-    static DEVICE void finish_slots(const Params &p, const Shared &shared, int warps, int32_t groups, int slots,
-                                    int32_t unit, int32_t step, int32_t units) {
+    static DEVICE void finish_slots(const Params &p, const Shared &shared, int warps, int32_t groups,
+                                    int slots, int32_t unit, int32_t step, int32_t units) {
         if constexpr (kSlots == 1) {
             const int first_warp = warp_index() & -warps;
             if (unit < units)
@@ -216,7 +218,8 @@ struct Linear {
                        thread_index() - 32 * first_warp, 32 * warps);
         } else {
             const int warp = warp_index() % warps, first_warp = warp_index() - warp;
-            const int sharing = warps > kSlots ? warps / kSlots : 1, shift = 31 - clz(static_cast<uint32_t>(sharing));
+            const int sharing = warps > kSlots ? warps / kSlots : 1,
+                      shift = 31 - clz(static_cast<uint32_t>(sharing));
 #pragma unroll 1
             for (int slot = warp >> shift; slot < slots; slot += warps >> shift) {
                 const int32_t at = unit + slot * step;
@@ -269,8 +272,10 @@ struct Linear {
         constexpr uint32_t kBytes = 128;
         const auto bytes = static_cast<uint32_t>(p.width) * 4;
         if (p.weight == nullptr) return;
-        for (uint32_t at = kBytes * static_cast<uint32_t>(thread_index()); at < bytes; at += kBytes * kLinearThreads)
-            prefetch_l2(reinterpret_cast<const std::byte *>(p.weight) + at, bytes - at < kBytes ? bytes - at : kBytes);
+        for (uint32_t at = kBytes * static_cast<uint32_t>(thread_index()); at < bytes;
+             at += kBytes * kLinearThreads)
+            prefetch_l2(reinterpret_cast<const std::byte *>(p.weight) + at,
+                        bytes - at < kBytes ? bytes - at : kBytes);
     }
 
     static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
@@ -313,7 +318,9 @@ struct Linear {
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
         const auto step = [&] { return block_count() * (kShort ? computed_anew(teams) : teams); };
-        const auto has_units = [&] { return (place.unit() & -teams) < units; };  // the same for all warps of the block
+        const auto has_units = [&] {
+            return (place.unit() & -teams) < units;
+        };  // the same for all warps of the block
         while (has_units()) {
 #pragma unroll 1
             do {

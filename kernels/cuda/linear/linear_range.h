@@ -283,7 +283,8 @@ DEVICE void multiply_range(const LinearParams &p, const LaneActivations<kGroups,
     for (int32_t block = begin; block < range.end; ++block) {
         const bool last = block + 1 == range.end;
         first += block_bytes(F);
-        if (prefetches(F, kGroups) && block + 2 < range.end) prefetch_block<F>(p, first + block_bytes(F), block + 2);
+        if (prefetches(F, kGroups) && block + 2 < range.end)
+            prefetch_block<F>(p, first + block_bytes(F), block + 2);
         const NextBlock next = last ? after : NextBlock{first, chunks_at(p.cols, block + 1)};
         multiply_block<F, kGroups, kGrouped>(w, side, next, book, x, block, groups_at(p.cols, block), sums);
     }

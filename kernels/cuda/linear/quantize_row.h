@@ -74,7 +74,8 @@ DEVICE uint32_t largest_of_block(uint32_t own, uint32_t (&largest)[kNormWarps]) 
 }
 
 // Warp collective: stores the finished values v of one group of a row, in the forms that p.out has.
-DEVICE void store_group(const QuantizeParams &p, int64_t row, int group, const float (&v)[8], HalfScale halves) {
+DEVICE void store_group(const QuantizeParams &p, int64_t row, int group, const float (&v)[8],
+                        HalfScale halves) {
     if (p.normed) store_normed(p, row, group, v);
     if (p.out.codes) store_integers(p.out, p.width, row, group, quantize_group(v));
     if (p.out.halves) store_halves(p.out, p.width, row, group, v, halves);

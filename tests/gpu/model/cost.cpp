@@ -106,8 +106,9 @@ double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &
     all.add(code.start, std::ceil(static_cast<double>(grid.blocks) / device.multiprocessors) * kBlockWarps);
     double clocks = all.all;
     if (!is_half(launch.format))
-        clocks = std::max(clocks, kIssueShare.at(c) * kSchedulers * tiles * static_cast<double>(launch.bytes()) /
-                                      static_cast<double>(grid.units) / kConverted.at(c));
+        clocks =
+            std::max(clocks, kIssueShare.at(c) * kSchedulers * tiles * static_cast<double>(launch.bytes()) /
+                                 static_cast<double>(grid.units) / kConverted.at(c));
     for (size_t i = 0; i < all.pipe.size(); ++i) clocks = std::max(clocks, all.pipe[i] * device.clocks[i]);
     return clocks / kSchedulers / (device.clock.at(c) * 1e9 * kIssueShare.at(c));
 }

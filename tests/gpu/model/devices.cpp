@@ -75,7 +75,8 @@ const Device kDevices[] = {
      kDependent,
      141,
      kHopper,
-     "read: 4400 and GHz measured (results/); gpu-benches 3890; 21 to 23 KB in flight per multiprocessor for it"},
+     "read: 4400 and GHz measured (results/); gpu-benches 3890; 21 to 23 KB in flight per multiprocessor for "
+     "it"},
     {"B200",
      100,
      148,

@@ -48,7 +48,8 @@ void write_measured(std::ostream &out, const CodeTable &code) {
            "| model | type | device | measured | model | off by |\n|---|---|---|---:|---:|---:|\n";
     for (const MeasuredRun &r : measured_runs()) {
         const Range tokens = tokens_per_second(shape(r.model), r.type, device(r.device), code);
-        out << format("| %s | %s | %s | %.0f |", r.model.c_str(), name_of(r.type), r.device.c_str(), r.measured)
+        out << format("| %s | %s | %s | %.0f |", r.model.c_str(), name_of(r.type), r.device.c_str(),
+                      r.measured)
             << " " << interval(tokens) << format(" | %+.0f%% |\n", 100 * (tokens.middle / r.measured - 1));
     }
     out << "\n";
