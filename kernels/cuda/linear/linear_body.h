@@ -318,9 +318,8 @@ struct Linear {
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
         const auto step = [&] { return block_count() * (kShort ? computed_anew(teams) : teams); };
-        const auto has_units = [&] {
-            return (place.unit() & -teams) < units;
-        };  // the same for all warps of the block
+        // The same for all warps of the block.
+        const auto has_units = [&] { return (place.unit() & -teams) < units; };
         while (has_units()) {
 #pragma unroll 1
             do {
