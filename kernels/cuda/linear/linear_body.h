@@ -3,8 +3,8 @@
 //
 // A block of 8 warps forms 8 / W teams of W = warps_per_tile warps. A team takes one tile of 16 rows at a
 // time (assigned by block index, a persistent grid), each of its warps a range of blocks (linear_range.h);
-// partial sums meet in shared memory, and one thread per output adds them in order and writes the result. The
-// block meets once for several tiles (kSlots), so that warps seldom wait for each other.
+// partial sums go to shared memory, and one thread per output adds them in order and writes the result. There is
+// one barrier for several tiles (kSlots), so that warps seldom wait for each other.
 //
 // The input of the next launch can be quantized here (LinearParams::prepare), by the block that happens to
 // complete it. This saves a launch and the gap before it, about 1.3 us inside a graph on an H100. A block
@@ -29,7 +29,7 @@ namespace {
 constexpr int kWarps = kLinearThreads / 32;
 constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a group of 256 outputs
 
-// The tiles of a team between two meetings of the block. With a meeting after each tile, warps of an H200 waited there a
+// The tiles of a team between two barriers of the block. With a barrier after each tile, warps of an H200 waited there a
 // fifth of their time (Q4_K, gate and up of 8B). Four slots of up to four tokens take 16 KB.
 constexpr int slots_of(int groups) {
     return 4 / groups;
@@ -49,7 +49,7 @@ struct LinearBookShared : LinearShared<kGroups> {
     uint32_t book[kWords];
 };
 
-// A team's unit and, if there are several, the slot of its sums, in one register: there is no other.
+// A team's unit and, if there are several, the slot of its sums, packed into one register, because none is to spare.
 template <bool kHasSlots>
 struct Place {
     static constexpr int32_t kSlot = 1 << 28;  // more than the units of a launch
