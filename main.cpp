@@ -150,6 +150,7 @@ __attribute__((constructor(101))) void set_signals() {
 int main(int argc, char **argv) {
     hold_standard_descriptors();
     Io io;
+    io.err.begin_lines_after(io.out);
     const int code = guarded(Arguments(argv + std::min(argc, 1), argv + argc), io);
     kernels::leave_process_group();
     // All output is written; unmapping gigabytes and joining threads would only take

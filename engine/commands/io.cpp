@@ -64,7 +64,22 @@ Descriptor::~Descriptor() {
 
 Output::Output(int fd, std::string name) : fd_(fd), name_(std::move(name)), terminal_(isatty(fd) == 1) {}
 
+void Output::begin_lines_after(Output &results) {
+    struct stat a {
+    }, b{};
+    const bool one_file =
+        fstat(fd_, &a) == 0 && fstat(results.fd_, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    if (one_file && !terminal_) results_ = &results;
+}
+
+void Output::begin_line() noexcept {
+    if (results_ && std::exchange(results_->mid_line_, false)) write_some(fd_, "\n");
+}
+
 void Output::write(std::string_view bytes) {
+    if (bytes.empty()) return;
+    begin_line();
+    mid_line_ = !bytes.ends_with('\n');
     while (!bytes.empty()) {
         const ssize_t written = write_some(fd_, bytes);
         if (written < 0 && errno == EPIPE) throw ClosedPipe{};
@@ -74,6 +89,7 @@ void Output::write(std::string_view bytes) {
 }
 
 void Output::try_write(std::string_view bytes) noexcept {
+    if (!bytes.empty()) begin_line();
     while (!bytes.empty()) {
         const ssize_t written = write_some(fd_, bytes);
         if (written <= 0) return;

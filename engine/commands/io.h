@@ -64,11 +64,18 @@ class Output {
     // As write(), for messages: errors are ignored.
     void try_write(std::string_view bytes) noexcept;
     bool is_terminal() const { return terminal_; }
+    // What is written here begins on a line of its own if `results` writes to the same file or pipe (`2>&1`). `results`
+    // must outlive this object. Terminals need nothing: there a result ends with a newline.
+    void begin_lines_after(Output &results);
 
   private:
+    void begin_line() noexcept;
+
     int fd_;
     std::string name_;
     bool terminal_;
+    bool mid_line_ = false;
+    Output *results_ = nullptr;
 };
 
 struct Io {

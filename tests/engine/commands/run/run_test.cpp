@@ -81,6 +81,24 @@ TEST_CASE("run: stdout carries the text alone, the same for the same seed") {
     CHECK(runnel_with({"run", model, "ab", "-n", "0"}).out == "");
 }
 
+TEST_CASE("run: with both streams in one file, statistics begin on a line of their own") {
+    if (absent()) return;
+    const std::string model = tiny().path.string();
+    const std::string command =
+        shell_word(*program_under_test()) + " run " + shell_word(model) + " ab -n 30 -s 5";
+    const TemporaryDirectory folder;
+    const auto both = [&](const std::string &more) {
+        REQUIRE(std::system((command + more + " >" + shell_word(folder / "text") + " 2>&1").c_str()) == 0);
+        const auto bytes = read_bytes(folder / "text");
+        return std::string(reinterpret_cast<const char *>(bytes.data()), bytes.size());
+    };
+    const std::string alone = both(""), with_stats = both(" --stats");
+    CHECK(alone == runnel_with({"run", model, "ab", "-n", "30", "-s", "5"}).out);
+    REQUIRE(!alone.ends_with('\n'));
+    CHECK(with_stats.starts_with(alone + "\n"));
+    CHECK(!with_stats.substr(alone.size() + 1).starts_with('\n'));
+}
+
 TEST_CASE("run: --json prints one object with text, tokens and timings") {
     if (absent()) return;
     const Result r =
