@@ -1,5 +1,5 @@
 # make            build/runnel; with MPI=1 also build/runnel-mpi, for several processes under mpirun
-# make demo       build for the CPU, then stream text from a model
+# make demo       build `run` and `chat` for the CPU, then stream text from a model
 # make install    to PREFIX (/usr/local): program, man page, completions, licences; make uninstall removes them
 # make dist       a tarball and a Debian package in build/; on x86-64 they run with glibc 2.31 (2020) or newer
 # make test       build and run the tests
@@ -38,7 +38,10 @@ KERNEL_OPT ?= $(patsubst -O2,-O3,$(OPT))
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-restrict -Werror
 # -ffp-contract=off: the order and rounding of every float operation is part of the product (kernels/cpu/README.md).
 SANITIZE ?=
-CXXFLAGS += -std=c++20 $(OPT) -g1 $(WARN) $(SANITIZE) -ffp-contract=off -fno-math-errno -pthread -I.
+DEBUG ?= -g1
+# The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that.
+gcc_heap := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=400000)
+CXXFLAGS += -std=c++20 $(OPT) $(DEBUG) $(WARN) $(SANITIZE) -ffp-contract=off -fno-math-errno -pthread -I.
 LDLIBS = -l:libpcre2-8.a -l:libutf8proc.a -l:libxxhash.a
 # (AddressSanitizer sees a throw by code compiled without it only where the C++ library is shared.)
 LDFLAGS += $(SANITIZE) -pthread $(if $(SANITIZE),,-static-libstdc++ -static-libgcc)
@@ -93,7 +96,16 @@ isas := $(if $(filter x86_64%,$(shell $(CXX) -dumpmachine)),$(if $(filter native
 without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp) \
   $(if $(isas),,gguf/group_search_avx%)
 all_sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' -not -path 'kernels/mpi/*' 2>/dev/null)
-sources := $(filter-out $(call without,$(isas)),$(all_sources))
+# DEMO=1: only the commands of engine/commands/cli/command_entries_demo.cpp, without what only others use.
+DEMO ?=
+for_others := $(addprefix engine/,convert/% quantize/% measure/% $(addprefix commands/,batch/% bench/% convert/% doctor/% quantize/% \
+  choice_scores.cpp devices.cpp grammar.cpp inspect.cpp inspect_% paging_report.cpp perplexity.cpp supported.cpp template.cpp \
+  tokenize.cpp cli/command_entries.cpp cli/inspection_commands.cpp)) \
+  $(addprefix gguf/,block_grid.cpp codebook_search.cpp encode_% quantize.cpp scale_search.cpp standard_encode%) \
+  kernels/activation_run.cpp kernels/scalable_inputs.cpp kernels/reference/reference_backend.cpp
+for_demo := engine/quantize/mix.cpp engine/quantize/role.cpp engine/measure/draft_timeline.cpp engine/measure/pass_cost.cpp
+left_out := $(if $(filter 1,$(DEMO)),$(filter-out $(for_demo),$(filter $(for_others),$(all_sources))),engine/commands/cli/command_entries_demo.cpp)
+sources := $(filter-out $(call without,$(isas)) $(left_out),$(all_sources))
 tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' \
   -not -path tests/fuzz/driver.cpp 2>/dev/null)
 tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
@@ -143,14 +155,15 @@ dist_libraries := $(if $(dist_objects),-Wl$(comma)--no-as-needed $(addprefix -l:
 $(BUILD)/runnel-dist: $(dist_objects) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS) $(dist_libraries)
 
-# The demo, as fast as it can be built: without the CUDA code, even if nvcc exists, and with the kernels of one instruction
-# set. The others are not chosen here, the scalar ones neither, which therefore need no -O3.
-$(BUILD)/runnel-cpu: setup
-	@$(MAKE) --no-print-directory BUILD=$(BUILD)/demo NVCC= ISAS=native OPT=-O1 KERNEL_OPT=-O3 WARN=-w $(BUILD)/demo/runnel
+# The demo, as fast as it can be built: with the demo's commands, without the CUDA code, even if nvcc exists, without debug
+# information, optimized where the time goes, and with the kernels of one instruction set. The others are not chosen here,
+# the scalar ones neither.
+$(BUILD)/runnel-demo: setup
+	@$(MAKE) --no-print-directory BUILD=$(BUILD)/demo DEMO=1 NVCC= ISAS=native OPT=-O0 KERNEL_OPT=-O2 DEBUG=-g0 WARN=-w $(BUILD)/demo/runnel
 	@ln -f $(BUILD)/demo/runnel $@
 # (GCC 12 crashes on units with -O3 if the precompiled headers have -O1.)
 $(filter $(BUILD)/obj/kernels/cpu/% $(BUILD)/obj/gguf/% \
-  $(if $(filter -O1,$(OPT)),,$(BUILD)/units/gguf% $(BUILD)/units/engine/quantize.o),$(objects)): \
+  $(if $(filter -O0 -O1,$(OPT)),,$(BUILD)/units/gguf% $(BUILD)/units/engine/quantize.o),$(objects)): \
   override OPT := $(KERNEL_OPT)
 # The scalar attention runs where no other instruction set is compiled in, or on an x86-64 CPU without AVX2. There -O2, which
 # takes a third of the time, is enough.
@@ -161,11 +174,10 @@ ifneq ($(and $(filter native,$(ISAS)),$(isas)),)
 $(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter kernels/cpu/%_scalar.cpp,$(sources))): override OPT := -O1
 endif
 
-# The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that. A unit includes its
-# files, so that GCC takes what they declare for a header's, and names that another file has for shadowed; UNITS=0 checks
-# both. ccache must be told to accept precompiled headers.
+# A unit includes its files, so that GCC takes what they declare for a header's, and names that another file has for shadowed;
+# UNITS=0 checks both. ccache must be told to accept precompiled headers.
 unit_flags = $(CXXFLAGS) -Wno-shadow $(if $(findstring clang,$(CXX)),,-Wno-subobject-linkage -Wno-maybe-uninitialized \
-  --param ggc-min-heapsize=400000 -fpch-preprocess)
+  $(gcc_heap) -fpch-preprocess)
 unit_headers := $(BUILD)/units/headers.h
 case_headers := $(BUILD)/units/tests/headers.h
 common_headers = algorithm chrono filesystem fstream functional map memory mutex nlohmann/json.hpp optional set \
@@ -305,7 +317,7 @@ $(filter-out %_test.o,$(filter $(BUILD)/obj/tests/ptx/% $(BUILD)/obj/tests/simt/
 
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
-	$(call say,$<)$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+	$(call say,$<)$(CXX) $(CXXFLAGS) $(gcc_heap) $(ISA) -MMD -MP -c -o $@ $<
 
 $(BUILD)/obj/%.cuda.o: %.cu Makefile $(BUILD)/cuda-archs | $(BUILD)/nvcc-version
 	@mkdir -p $(@D)
@@ -383,8 +395,8 @@ fuzzers: $(FUZZ_BUILD)/fuzz
 fuzz: fuzzers
 	scripts/fuzz --seconds $(SECONDS)
 
-demo: $(BUILD)/runnel-cpu
-	@scripts/demo $(BUILD)/runnel-cpu
+demo: $(BUILD)/runnel-demo
+	@scripts/demo $(BUILD)/runnel-demo
 
 PREFIX ?= /usr/local
 prefix_word = '$(subst ','\'',$(PREFIX))'

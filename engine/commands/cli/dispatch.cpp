@@ -1,5 +1,6 @@
 #include "engine/commands/cli/dispatch.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -19,39 +20,21 @@
 namespace runnel::commands {
 namespace {
 
-constexpr CommandEntry kCommands[] = {
-    {"chat", chat_command},
-    {"run", run_command},
-    {"batch", batch_command},
-    {"bench", bench_command},
-    {"perplexity", perplexity_command},
-    {"compare", compare_command},
-    {"inspect", inspect_command},
-    {"tokenize", tokenize_command},
-    {"template", template_command},
-    {"grammar", grammar_command},
-    {"devices", devices_command},
-    {"doctor", doctor_command},
-    {"quantize", quantize_command},
-    {"convert", convert_command},
-    {"split", split_command},
-    {"merge", merge_command},
-    {"imatrix", imatrix_command},
-    {"pull", pull_command},
-    {"list", list_command},
-    {"rm", rm_command},
-    {"completion", completion_command},
-};
-
 const CommandEntry *find_command(std::string_view name) {
-    for (const CommandEntry &entry : kCommands)
+    for (const CommandEntry &entry : command_entries())
         if (entry.name == name) return &entry;
     return nullptr;
 }
 
+bool is_left_out(std::string_view command) {
+    return std::ranges::find(left_out_commands(), command) != left_out_commands().end();
+}
+
+// Options of commands that this program lacks are not known, so any name may be one.
 bool command_has(std::string_view command, std::string_view name) {
+    if (command.empty() ? !left_out_commands().empty() : is_left_out(command)) return true;
     Common common;
-    for (const CommandEntry &entry : kCommands) {
+    for (const CommandEntry &entry : command_entries()) {
         if (!command.empty() && command != entry.name) continue;
         const Command made = with_common_options(entry.make(), common);
         if (name != "config" && made.options.find("--" + std::string(name))) return true;
@@ -217,8 +200,11 @@ int explain(const Arguments &arguments, Io &io) {
 }
 
 [[noreturn]] void fail_unknown(const std::string &name) {
+    if (is_left_out(name))
+        throw UsageError("this program is the one of make demo, without " + name +
+                         ": make builds build/runnel, with all commands");
     std::vector<std::string> names;
-    for (const CommandEntry &entry : kCommands) names.emplace_back(entry.name);
+    for (const CommandEntry &entry : command_entries()) names.emplace_back(entry.name);
     const auto near = nearest(name, names);
     const std::string what = "there is no command " + gguf::quoted(name);
     if (near) throw UsageError(what + "; did you mean " + *near + "?");
@@ -228,10 +214,6 @@ int explain(const Arguments &arguments, Io &io) {
 }
 
 }  // namespace
-
-std::span<const CommandEntry> command_entries() {
-    return kCommands;
-}
 
 int dispatch(const Arguments &arguments, Io &io) {
     if (arguments.empty()) {

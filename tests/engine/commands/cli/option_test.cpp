@@ -5,11 +5,13 @@
 #include <cmath>
 #include <limits>
 #include <set>
+#include <string>
 
 #include "engine/commands/cli/command.h"
 #include "engine/commands/cli/foreign.h"
 #include "engine/commands/cli/help.h"
 #include "engine/commands/cli/nearest.h"
+#include "tests/support/data.h"
 #include "tests/support/random.h"
 
 using namespace runnel::commands;
@@ -171,5 +173,18 @@ TEST_CASE("suggestions: the nearest word by edit distance is suggested, unless i
         CHECK(distance == edit_distance(b, a));
         CHECK((distance == 0) == (a == b));
         CHECK(distance <= std::max(a.size(), b.size()));
+    }
+}
+
+TEST_CASE("commands: the program of make demo has, or names as left out, every command") {
+    CHECK(left_out_commands().empty());
+    const std::string demo = runnel::testing::read_file("engine/commands/cli/command_entries_demo.cpp");
+    REQUIRE(demo != "");
+    for (const CommandEntry &entry : command_entries()) {
+        const std::string quoted = '"' + std::string(entry.name) + '"';
+        CAPTURE(quoted);
+        const size_t at = demo.find(quoted);
+        CHECK(at != std::string::npos);
+        CHECK(demo.find(quoted, at + 1) == std::string::npos);
     }
 }
