@@ -62,7 +62,7 @@ std::span<const Family> families() {
         {"plamo2", emit_plamo2, true, true},
         {"minimax-01", emit_minimax_01, true, true},
         {"kimi-linear", emit_kimi_linear, true, true},
-        {"bailingmoe3", emit_bailingmoe3, true, true},
+        {"bailingmoe3", emit_bailingmoe3, true, true, false, true},
         {"arcee", emit_arcee},
         {"xverse", emit_adjacent},
         {"chatglm", emit_adjacent},

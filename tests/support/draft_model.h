@@ -22,9 +22,9 @@
 
 namespace runnel::testing {
 
-inline constexpr const char *kDraftArchs[] = {"glm4moe",        "deepseek2", "hy_v3",      "qwen35",
-                                              "qwen35moe",      "qwen3next", "deepseek32", "glm-dsa",
-                                              "nemotron_h_moe", "mimo2",     "cohere2moe", "step35"};
+inline constexpr const char *kDraftArchs[] = {
+    "glm4moe", "deepseek2",      "hy_v3", "qwen35",     "qwen35moe", "qwen3next",  "deepseek32",
+    "glm-dsa", "nemotron_h_moe", "mimo2", "cohere2moe", "step35",    "bailingmoe3"};
 
 inline constexpr int64_t kDraftWidth = 32, kDraftVocab = 260, kDraftHidden = 48;
 
@@ -80,9 +80,14 @@ class DraftModel {
                     {.hidden = kDraftHidden, .limit = 0},
                     {.window = true, .hidden = kDraftHidden}};
         }
+        if (arch == "bailingmoe3") keys = {{.kv_heads = 0}, {.kv_heads = 1}, {.kv_heads = 1}};
         add("blk.2.nextn.eh_proj.weight", {2 * kDraftWidth, kDraftWidth}, 0, 0.2f);
-        for (const char *norm : {"enorm", "hnorm", "shared_head_norm"})
-            add("blk.2.nextn." + std::string(norm) + ".weight", {kDraftWidth}, 1, 0.3f);
+        for (const std::string &norm : {std::string("nextn.enorm"), std::string("nextn.hnorm"), last_norm()})
+            add("blk.2." + norm + ".weight", {kDraftWidth}, 1, 0.3f);
+    }
+    // The name of a block's last norm.
+    std::string last_norm() const {
+        return arch_ == "bailingmoe3" ? "layer_output_norm" : "nextn.shared_head_norm";
     }
 
     // Joins the matrices of Q, K and V, as llama.cpp wants them in some blocks.
@@ -155,11 +160,15 @@ class DraftModel {
         }
     }
     std::filesystem::path path() const { return made_->directory / "draft.gguf"; }  // of write()
+    // With one layer, which is no recurrent one, without what would be refused as unread.
     gguf::File write(const std::string &name, uint32_t layers, uint32_t draft_layers) const {
         const std::string blocks = arch_ + ".block_count", interval = arch_ + ".full_attention_interval";
+        const auto is_left_out = [&](std::string_view key) {
+            return key == blocks || key == interval || (layers == 1 && key.ends_with(".kda.head_dim"));
+        };
         gguf::Writer writer;
         for (const auto &[key, value] : made_->file.metadata())
-            if (key != blocks && key != interval && !is_by_layer(key, value)) writer.add(key, value);
+            if (!is_left_out(key) && !is_by_layer(key, value)) writer.add(key, value);
         for (const auto &[key, value] : made_->file.metadata())
             if (is_by_layer(key, value)) writer.add(key, by_layer(key, value.element_type(), layers));
         writer.add(blocks, layers);
@@ -182,7 +191,7 @@ class DraftModel {
             silence(block);
             project(1, 0, block);
             fill(block + "nextn.enorm.weight", 1);
-            tensors[block + "nextn.shared_head_norm.weight"] = tensors.at("output_norm.weight");
+            tensors[block + last_norm() + ".weight"] = tensors.at("output_norm.weight");
         }
     }
     gguf::File write() const {

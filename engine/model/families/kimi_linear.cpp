@@ -1,5 +1,6 @@
 // kimi-linear, bailingmoe3: Kimi Linear, Ling 3. Kimi delta attention, or latent attention where
-// attention.head_count_kv is not 0; experts with a shared one after some dense layers.
+// attention.head_count_kv is not 0; experts with a shared one after some dense layers. The draft block of bailingmoe3 is a layer
+// with latent attention.
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
 #include "engine/model/latent.h"
@@ -45,6 +46,8 @@ void emit_bailingmoe3(Builder &b) {
     if (!(bound < 0)) m.fail(key, "is not negative");
     // For text, M-RoPE is plain RoPE with pairs of the other kind.
     const int32_t rope = latent_rope(b, b.has_position_axes() ? Pairs::Halves : Pairs::Adjacent);
+    if (b.draft_block() && kv_heads_of_layers(b)[static_cast<size_t>(b.draft_layer())] == 0)
+        m.fail("attention.head_count_kv", "is 0 for a draft layer");
     DecoderTraits traits = mixed_attention(b, {.rope = rope, .head_gates = true, .bound = bound});
     const SiluLimits dense = silu_limits(b, "swiglu_clamp_shexp");
     traits.silu_limits = dense;

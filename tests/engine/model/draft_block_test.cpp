@@ -93,7 +93,10 @@ bool is(const char *arch, const char *other) {
 std::vector<float> logits_of_layer(const char *arch, DraftModel model, const DraftModel::Values &inputs,
                                    const std::string &norm, const std::string &output) {
     std::map<std::string, DraftModel::Values> one = model.layer("blk.2.", "blk.0.");
-    std::erase_if(one, [](const auto &tensor) { return tensor.first.find("nextn") != std::string::npos; });
+    std::erase_if(one, [&](const auto &tensor) {
+        return tensor.first.find("nextn") != std::string::npos ||
+               tensor.first.find(model.last_norm()) != std::string::npos;
+    });
     one["token_embd.weight"] = inputs;
     one["output_norm.weight"] = model.tensors.at(norm);
     one["output.weight"] = model.tensors.at(output);
@@ -135,7 +138,7 @@ TEST_CASE("draft block: its logits are those of one layer over the projected emb
             const std::vector<float> states = some_states();
             const bool tied = !model.tensors.contains("output.weight");
             std::string table = "token_embd.weight", output = tied ? table : "output.weight",
-                        last = "blk.2.nextn.shared_head_norm.weight";
+                        last = "blk.2." + model.last_norm() + ".weight";
             if (own_matrices) {
                 model.add(table = "blk.2.nextn.embed_tokens.weight", {kWidth, kVocab}, 0, 1);
                 model.add(output = "blk.2.nextn.shared_head_head.weight", {kWidth, kVocab}, 0, 0.4f);

@@ -145,7 +145,7 @@ TEST_CASE("block draft: the block gets the model's hidden state of the token bef
         if (arch == std::string("mimo2"))  // the state before the last norm
             model.tensors["blk.2.nextn.shared_head_norm.weight"] = model.tensors.at("output_norm.weight");
         else
-            model.fill("blk.2.nextn.shared_head_norm.weight", 1);
+            model.fill("blk.2." + model.last_norm() + ".weight", 1);
         const gguf::File file = model.write();
         const std::vector<TokenId> text = text_of(40, 1);
         const std::vector<float> logits = kernels::reference::logits_of(model::build(file).program, text);
@@ -395,7 +395,7 @@ TEST_CASE("block draft: the logits of the blocks are llama.cpp's") {
     const Peer peers[] = {
 #include "tests/engine/decode/speculation/peer_drafts.inc"
     };
-    // To give these files to llama.cpp: to the graph of its MTP context, with the states of its own trunk.
+    // For scripts/record-drafts, which gives these files to llama.cpp.
     if (const char *folder = std::getenv("RUNNEL_DRAFT_MODELS"))
         for (const char *arch : kDraftArchs) {
             DraftModel model(arch);
