@@ -5,9 +5,12 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <list>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/commands/doctor/doctor_cases.h"
@@ -79,11 +82,10 @@ class Doctor {
     int run() {
         find_gpus();
         look_at_file();
-        const kernels::Program program = model_ ? model_->program : sample_program(!options_.quick);
-        const std::vector<StepCase> cases =
-            step_cases(program, options_.quick ? kernels::kBlockTokens + 3 : 300);
-        look_at_cpu(program, cases);
-        look_at_gpus(program, cases);
+        add_program(model_ ? model_->program : sample_program(!options_.quick));
+        add_longer_program();
+        look_at_cpu();
+        look_at_gpus();
         look_at_text();
         progress_.clear();
         const Conclusion conclusion = conclude(findings_);
@@ -95,6 +97,26 @@ class Doctor {
     }
 
   private:
+    struct CheckedProgram {
+        kernels::Program program;
+        std::vector<StepCase> cases;  // of the steps that no program before it has
+    };
+
+    void add_program(kernels::Program program) {
+        CheckedProgram &added = programs_.emplace_back(std::move(program));
+        added.cases = step_cases(added.program, options_.quick ? kernels::kBlockTokens + 3 : 300);
+        std::erase_if(added.cases, [&](const StepCase &step) { return !known_.insert(step.name).second; });
+    }
+
+    // The form that the model takes in a longer context, if there is one: attention to chosen keys.
+    void add_longer_program() {
+        if (!model_ || !model_->hyper.context_is_limit) return;
+        try {
+            add_program(model::build(*file_, model_->hyper.context_length + 1).program);
+        } catch (const model::ModelError &) {  // longer contexts are not supported
+        }
+    }
+
     void add(Finding finding) {
         progress_.clear();
         if (!options_.json) io_.out.write(line_of(finding));
@@ -198,7 +220,7 @@ class Doctor {
         return finding;
     }
 
-    void look_at_cpu(const kernels::Program &program, const std::vector<StepCase> &cases) {
+    void look_at_cpu() {
         CheckedDevice cpu{Area::Cpu, [this] { return machine_.backend(*cpu_); }, kCpuTolerance};
         cpu.same_bits = [this] { return kernels::cpu::make_cpu_backend(options_.threads, "scalar"); };
         Finding device{Area::Cpu, cpu.make()->info().name, Verdict::Right};
@@ -209,19 +231,19 @@ class Doctor {
             device.numbers["bytes_per_second"] = cpu.bytes_per_second;
         }
         add_of("cpu", std::move(device));
-        for (Finding &finding : check_cpu_kernels(program, linear_kernels()))
+        for (Finding &finding : check_cpu_kernels(programs_.front().program, linear_kernels()))
             add_of("cpu", std::move(finding));
-        look_at_steps(program, cases, cpu, "cpu");
+        look_at_steps(cpu, "cpu");
     }
 
-    void look_at_steps(const kernels::Program &program, const std::vector<StepCase> &cases,
-                       const CheckedDevice &device, const std::string &name) {
-        for (const StepCase &step : cases) {
-            progress_.show(name + ": " + step.name);
-            Finding finding = check(step, device);
-            measure(step, program, device, finding);
-            add_of(name, std::move(finding));
-        }
+    void look_at_steps(const CheckedDevice &device, const std::string &name) {
+        for (const CheckedProgram &checked : programs_)
+            for (const StepCase &step : checked.cases) {
+                progress_.show(name + ": " + step.name);
+                Finding finding = check(step, device);
+                measure(step, checked.program, device, finding);
+                add_of(name, std::move(finding));
+            }
     }
 
     // With several GPUs, each line names its GPU.
@@ -231,7 +253,7 @@ class Doctor {
         add(std::move(finding));
     }
 
-    void look_at_gpus(const kernels::Program &program, const std::vector<StepCase> &cases) {
+    void look_at_gpus() {
         if (options_.device == cpu_->name()) return;
         if (devices_.gpus.empty()) return explain_no_gpu();
         for (const kernels::DeviceNote &note : devices_.notes)
@@ -240,7 +262,7 @@ class Doctor {
             if (look_at_gpu(*gpu)) {
                 CheckedDevice checked{Area::Gpu, [this, gpu] { return machine_.backend(*gpu); }};
                 checked.bytes_per_second = bytes_per_second_;
-                look_at_steps(program, cases, checked, gpu->name());
+                look_at_steps(checked, gpu->name());
                 sound_gpus_.push_back(gpu);
             }
     }
@@ -349,6 +371,8 @@ class Doctor {
     double bytes_per_second_ = 0;                 // bandwidth of the GPU's memory; 0: not measured
     std::optional<gguf::File> file_;
     std::optional<model::Model> model_;  // from an undamaged file
+    std::list<CheckedProgram> programs_;
+    std::set<std::string> known_;  // names of their cases
     std::vector<Finding> findings_;
 };
 

@@ -384,6 +384,27 @@ struct Emulated {
 };
 }  // namespace
 
+TEST_CASE("doctor: the steps of a longer context are checked too") {
+    ModelShape shape = shape_of("deepseek32", "Q8_0");
+    shape.layers = 2, shape.context = 512, shape.indexer_top_k = 64;
+    const TemporaryModel tiny(shape);
+    for (const char *device : {"cpu", "cuda"}) {
+        CAPTURE(device);
+        json report;
+        CHECK(call_doctor(tiny.path, device, report) == exit_code::kDone);
+        CAPTURE(report.dump());
+        size_t dense = 0, sparse = 0;
+        for (const json &c : report["checks"]) {
+            const std::string subject = c["subject"];
+            if (c["area"] != "cpu" || subject.find("attention") == std::string::npos) continue;
+            CHECK(c["verdict"] == "right");
+            (subject.find("with an indexer") == std::string::npos ? dense : sparse) += 1;
+        }
+        CHECK(sparse == 1);
+        CHECK(dense == 1);
+    }
+}
+
 TEST_CASE("doctor: parts that are left out and machine code that is missing are noted") {
     const Emulated emulated;
     simt::settings().code = 80;
