@@ -58,7 +58,7 @@ std::string names_of(const text::PreTokenizerKind &kind) {
     return names;
 }
 
-constexpr std::string_view kUnigramEvidence = "llama.cpp's ids of random texts";
+constexpr std::string_view kRandomEvidence = "llama.cpp's ids of random texts";
 
 std::string_view evidence_text(text::Evidence evidence) {
     switch (evidence) {
@@ -89,7 +89,8 @@ std::string tokenizers_text() {
         "\ntokenizers (tokenizer.ggml.model, and for gpt2 tokenizer.ggml.pre), and what they were compared "
         "with\n";
     text += "\n  llama: SentencePiece BPE\n    recorded ids of the models' tokenizers\n";
-    text += "  plamo2: unigram segmentation\n    " + std::string(kUnigramEvidence) + "\n";
+    text += "  plamo2: unigram segmentation\n    " + std::string(kRandomEvidence) + "\n";
+    text += "  rwkv: greedy segmentation\n    " + std::string(kRandomEvidence) + "\n";
     for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds()) {
         const std::string traits = traits_of(kind);
         text += "  gpt2: " + names_of(kind) + (traits.empty() ? "" : " (" + traits + ")") + "\n    " +
@@ -101,7 +102,8 @@ std::string tokenizers_text() {
 Json tokenizers_json() {
     Json list = Json::array();
     list.push_back({{"model", "llama"}, {"evidence", evidence_text(text::Evidence::Vectors)}});
-    list.push_back({{"model", "plamo2"}, {"evidence", kUnigramEvidence}});
+    for (const char *model : {"plamo2", "rwkv"})
+        list.push_back({{"model", model}, {"evidence", kRandomEvidence}});
     for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds())
         list.push_back({{"model", "gpt2"},
                         {"pre", kind.names},

@@ -97,9 +97,10 @@ ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatP
     const NamedTemplate *chosen = choose_template(templates, options_.name.value_or(""), has_tools);
     if (options_.name && !chosen)
         throw std::out_of_range("the file has no chat template '" + *options_.name + "'");
-    const std::string_view source = options_.source ? std::string_view(*options_.source)
-                                    : chosen        ? chosen->source
-                                                    : std::string_view();
+    std::string_view source = options_.source ? std::string_view(*options_.source)
+                              : chosen        ? chosen->source
+                                              : std::string_view();
+    if (source == kRwkvWorldName) source = kRwkvWorld;
     has_template_ = options_.source || chosen;
     reasoning_ = find_reasoning_style(source, tokenizer);
     if (options_.source)

@@ -31,4 +31,14 @@ inline constexpr std::string_view kTranscript =
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
 
+// Older files of RWKV have this name in place of a template, and "\n\n" as the end of a turn.
+inline constexpr std::string_view kRwkvWorldName = "rwkv-world";
+inline constexpr std::string_view kRwkvWorld =
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ 'System: ' + message['content'] | trim + '\\n\\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] | trim + '\\n\\n' }}"
+    "{% else %}{{ 'User: ' + message['content'] | trim + '\\n\\n' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}";
+
 }  // namespace runnel::text

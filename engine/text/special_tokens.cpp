@@ -114,14 +114,14 @@ void collect_ends(Collector &tokens) {
 }  // namespace
 
 SpecialTokens SpecialTokens::load(const gguf::File &file, Vocabulary &vocabulary,
-                                  const PreTokenizerKind *kind) {
+                                  const PreTokenizerKind *kind, bool default_ids) {
     Collector tokens(file, vocabulary);
     SpecialTokens special;
     // Files of SentencePiece models may omit these keys and mean SentencePiece's default ids. (For "gpt2",
     // llama.cpp assumes 11, which is right for Falcon only.)
     const auto by_key = [&](const std::string &name, TokenId sentencepiece) {
         if (file.find(kPrefix + name)) return tokens.by_key(name);
-        return !kind && vocabulary.contains(sentencepiece) ? sentencepiece : kNoToken;
+        return default_ids && vocabulary.contains(sentencepiece) ? sentencepiece : kNoToken;
     };
     special.bos = kind && !kind->has_bos ? kNoToken : by_key("bos_token_id", 1);
     special.eos = by_key("eos_token_id", 2);

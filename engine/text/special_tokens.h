@@ -18,9 +18,10 @@ struct SpecialTokens {
 
     // From tokenizer.ggml.{bos,eos,eot,eom,unknown,fim_*}_token_id and add_{bos,eos}_token; roles that files
     // omit are taken from the texts of known control tokens. These get type Control in `vocabulary` whatever
-    // the file says, because ordinary text must not produce the end of a turn. `kind` is null for
-    // SentencePiece. Throws TokenizerError.
-    static SpecialTokens load(const gguf::File &file, Vocabulary &vocabulary, const PreTokenizerKind *kind);
+    // the file says, because ordinary text must not produce the end of a turn. `kind` is null
+    // except for "gpt2". default_ids: without its key, a role has SentencePiece's usual id. Throws TokenizerError.
+    static SpecialTokens load(const gguf::File &file, Vocabulary &vocabulary, const PreTokenizerKind *kind,
+                              bool default_ids);
 };
 
 }  // namespace runnel::text

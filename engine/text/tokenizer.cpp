@@ -5,6 +5,7 @@
 
 #include "engine/text/byte_pair.h"
 #include "engine/text/charsmap.h"
+#include "engine/text/longest_match.h"
 #include "engine/text/metadata.h"
 #include "engine/text/replace.h"
 #include "engine/text/sentencepiece.h"
@@ -58,8 +59,12 @@ struct Tokenizer::Impl {
                 std::vector<TokenId> &output) const;
     void encode(const UnigramEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
                 std::vector<TokenId> &output) const;
+    void encode(const LongestMatchEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
+                std::vector<TokenId> &output) const;
     bool is_sentencepiece() const { return std::holds_alternative<SentencePieceEncoder>(*encoder_); }
     bool is_byte_pair() const { return std::holds_alternative<BytePairEncoder>(*encoder_); }
+    // Whether the vocabulary spells bytes with escapes.
+    bool has_escapes() const { return std::holds_alternative<LongestMatchEncoder>(*encoder_); }
 
     std::string name, note;
     Vocabulary vocabulary;
@@ -73,7 +78,8 @@ struct Tokenizer::Impl {
     void append_blank_marks(std::string_view part, bool first, bool last, std::string &text) const;
     void load_matcher(const gguf::File &file);
 
-    std::optional<std::variant<SentencePieceEncoder, BytePairEncoder, UnigramEncoder>> encoder_;
+    std::optional<std::variant<SentencePieceEncoder, BytePairEncoder, UnigramEncoder, LongestMatchEncoder>>
+        encoder_;
     std::optional<Charsmap> charsmap_;
     SpecialMatcher matcher_;
     std::vector<bool>
@@ -109,13 +115,14 @@ Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
     const PreTokenizerKind *kind = nullptr;
     if (*model == "gpt2") {
         kind = &find_kind(pre, note);
-    } else if (*model != "llama" && *model != "gemma4" && *model != "plamo2") {
+    } else if (*model != "llama" && *model != "gemma4" && *model != "plamo2" && *model != "rwkv") {
         fail("tokenizer.ggml.model", "tokenizer " + gguf::quoted(*model) +
-                                         " is not supported (supported: llama, gpt2, gemma4, plamo2)");
+                                         " is not supported (supported: llama, gpt2, gemma4, plamo2, rwkv)");
     }
     name = std::string(*model) + "/" + (kind ? std::string(pre) : "default");
     vocabulary = Vocabulary::load(file);
-    special = SpecialTokens::load(file, vocabulary, kind);
+    const bool is_rwkv = *model == "rwkv";
+    special = SpecialTokens::load(file, vocabulary, kind, !kind && !is_rwkv);
     for (const int64_t id : get_ints(file, "tokenizer.ggml.suppress_tokens"))
         if (id >= 0 && id < vocabulary.size()) suppressed.push_back(static_cast<TokenId>(id));
     std::sort(suppressed.begin(), suppressed.end());
@@ -125,10 +132,13 @@ Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
                                                special.end_of_generation.end(), special.unknown);
         encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind, conventions,
                          is_end ? kNoToken : special.unknown);
-    } else if (*model == "plamo2") {
-        // Its converter writes no key for adding a BOS; llama.cpp adds none.
+    } else if (*model == "plamo2" || is_rwkv) {
+        // Their converters write no key for adding a BOS; llama.cpp adds none.
         special.add_bos = special.add_bos && get_bool(file, "tokenizer.ggml.add_bos_token").has_value();
-        encoder_.emplace(std::in_place_type<UnigramEncoder>, vocabulary);
+        if (is_rwkv)
+            encoder_.emplace(std::in_place_type<LongestMatchEncoder>, vocabulary);
+        else
+            encoder_.emplace(std::in_place_type<UnigramEncoder>, vocabulary);
     } else {
         start_sentencepiece(file, *model == "gemma4");
     }
@@ -254,6 +264,16 @@ void Tokenizer::Impl::encode(const UnigramEncoder &encoder, const std::vector<Fr
     }
 }
 
+void Tokenizer::Impl::encode(const LongestMatchEncoder &encoder, const std::vector<Fragment> &fragments, bool,
+                             std::vector<TokenId> &output) const {
+    for (const Fragment &fragment : fragments) {
+        if (fragment.id == kNoToken)
+            encoder.encode(fragment.text, output);
+        else
+            output.push_back(fragment.id);
+    }
+}
+
 Tokenizer::Tokenizer() = default;
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer &&) noexcept = default;
@@ -341,6 +361,7 @@ std::string Tokenizer::decode(TokenId id, bool with_special) const {
     switch (vocabulary.type(id)) {
         case TokenType::Normal:
             if (impl_->is_byte_pair()) return BytePairEncoder::bytes_of(text);
+            if (impl_->has_escapes()) return LongestMatchEncoder::bytes_of(text);
             [[fallthrough]];
         case TokenType::UserDefined:
             return impl_->is_sentencepiece() ? replace_all(text, kBlankMark, " ") : std::string(text);

@@ -1,8 +1,9 @@
 // Text <-> token ids, exactly as the model's own tokenizer does it (checked against llama.cpp's vectors).
 //
-// Three families: SentencePiece-style (`tokenizer.ggml.model` = "llama": merges by score, byte fallback, "▁"
+// Four families: SentencePiece-style (`tokenizer.ggml.model` = "llama": merges by score, byte fallback, "▁"
 // for blanks; "gemma4": by a list of merges), byte-level BPE ("gpt2": a pre-tokenizer splits the text, then
-// ranked merges) and unigram segmentation ("plamo2": the pieces with the largest sum of scores). A Tokenizer keeps views into the GGUF mapping: the File must outlive it. It is
+// ranked merges), unigram segmentation ("plamo2": the pieces with the largest sum of scores) and greedy segmentation
+// ("rwkv": always the longest piece). A Tokenizer keeps views into the GGUF mapping: the File must outlive it. It is
 // immutable and thread-safe.
 //
 // Where llama.cpp differs from the models' own tokenizers, this follows the models: bytes that are not

@@ -45,41 +45,21 @@ UnigramEncoder::UnigramEncoder(const Vocabulary &vocabulary) {
         fail("tokenizer.ggml.tokens",
              std::string("has no token ") + name + ", but this kind of tokenizer needs one for every byte");
     }
+    std::vector<PieceIndex::Piece> pieces;
     for (TokenId id = 0; id < vocabulary.size(); ++id)
-        if (vocabulary.is_text(id) && !vocabulary.piece(id).empty()) sorted_.push_back(id);
-    std::ranges::sort(sorted_, {}, [&](TokenId id) { return vocabulary.piece(id); });
-    for (const TokenId id : sorted_) ++first_[size_t{byte_at(vocabulary.piece(id), 0)} + 1];
-    for (size_t byte = 0; byte < 256; ++byte) first_[byte + 1] += first_[byte];
-}
-
-// Calls f(id, bytes) for the pieces that the text begins with, the shortest first.
-template <class F>
-void UnigramEncoder::for_matches(const Vocabulary &vocabulary, std::string_view text, const F &f) const {
-    auto low = sorted_.begin() + first_[byte_at(text, 0)],
-         high = sorted_.begin() + first_[size_t{byte_at(text, 0)} + 1];
-    for (size_t depth = 1; low != high; ++depth) {
-        // All of [low, high) begin with the text's first `depth` bytes; one may consist of them.
-        if (vocabulary.piece(*low).size() == depth) {
-            f(*low, depth);
-            ++low;
-        }
-        if (depth == text.size()) return;
-        const auto next = [&](TokenId id) { return byte_at(vocabulary.piece(id), depth); };
-        const uint8_t byte = byte_at(text, depth);
-        low = std::ranges::lower_bound(low, high, byte, {}, next);
-        high = std::ranges::upper_bound(low, high, byte, {}, next);
-    }
+        if (vocabulary.is_text(id) && !vocabulary.piece(id).empty())
+            pieces.push_back({vocabulary.piece(id), id});
+    pieces_ = PieceIndex(std::move(pieces));
 }
 
 // The bytes up to the first place that no piece crosses.
-size_t UnigramEncoder::stretch(const Vocabulary &vocabulary, std::string_view text) const {
+size_t UnigramEncoder::stretch(std::string_view text) const {
     size_t at = 0, reached = 1;
     while (at < reached) {
         const std::string_view rest = text.substr(at);
         const size_t character = first_char(rest).bytes;
         reached = std::max(reached, at + character);
-        for_matches(vocabulary, rest,
-                    [&](TokenId, size_t bytes) { reached = std::max(reached, at + bytes); });
+        pieces_.for_matches(rest, [&](TokenId, size_t bytes) { reached = std::max(reached, at + bytes); });
         at += character;
     }
     return at;
@@ -95,7 +75,7 @@ void UnigramEncoder::encode_stretch(const Vocabulary &vocabulary, std::string_vi
     for (size_t at = text.size(); at-- > 0;) {
         if (starts[at] == 0) continue;
         best[at] = {best[at + starts[at]].score + kByBytes, kNoToken};
-        for_matches(vocabulary, text.substr(at), [&](TokenId id, size_t bytes) {
+        pieces_.for_matches(text.substr(at), [&](TokenId id, size_t bytes) {
             const int32_t score = scores_[static_cast<size_t>(id)];
             const int64_t rest = best[at + bytes].score;
             if (score == kUnusable || rest == Best::kNever || rest + score < best[at].score) return;
@@ -116,7 +96,7 @@ void UnigramEncoder::encode(const Vocabulary &vocabulary, std::string_view text,
                             std::vector<TokenId> &output) const {
     std::vector<Best> best;
     while (!text.empty()) {
-        const size_t bytes = stretch(vocabulary, text);
+        const size_t bytes = stretch(text);
         encode_stretch(vocabulary, text.substr(0, bytes), best, output);
         text.remove_prefix(bytes);
     }

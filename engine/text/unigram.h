@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/text/piece_index.h"
 #include "engine/text/vocabulary.h"
 
 namespace runnel::text {
@@ -23,15 +24,12 @@ class UnigramEncoder {
 
   private:
     struct Best;
-    template <class F>
-    void for_matches(const Vocabulary &vocabulary, std::string_view text, const F &f) const;
-    size_t stretch(const Vocabulary &vocabulary, std::string_view text) const;
+    size_t stretch(std::string_view text) const;
     void encode_stretch(const Vocabulary &vocabulary, std::string_view text, std::vector<Best> &best,
                         std::vector<TokenId> &output) const;
 
-    std::vector<TokenId> sorted_;           // the pieces of ordinary text, by their bytes
-    std::array<uint32_t, 257> first_ = {};  // sorted_[first_[b]..first_[b + 1]) begin with byte b
-    std::vector<int32_t> scores_;           // by id, in steps of 1e-4
+    PieceIndex pieces_;            // of ordinary text
+    std::vector<int32_t> scores_;  // by id, in steps of 1e-4
     std::array<TokenId, 256> byte_tokens_;
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "engine/text/hex.h"
 #include "engine/text/metadata.h"
 
 namespace runnel::text {
@@ -33,13 +34,6 @@ std::vector<TokenType> load_types(const gguf::File &file, size_t tokens) {
         types[i] = numbers[i] == 0 ? TokenType::Unused : static_cast<TokenType>(numbers[i]);
     }
     return types;
-}
-
-int hex_digit(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    return -1;
 }
 
 }  // namespace

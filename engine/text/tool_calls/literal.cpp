@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/text/hex.h"
 #include "engine/text/jinja/characters.h"
 #include "engine/text/tool_calls/formats.h"
 
@@ -12,13 +13,6 @@ namespace {
 
 constexpr int kMostNested = 100;
 constexpr size_t kMostMembers = 1000;  // of one object: every key is compared with the earlier ones
-
-int hex_digit(char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-}
 
 class LiteralReader {
   public:

@@ -1,4 +1,4 @@
-// Unigram segmentation: the tokens that llama.cpp makes (scripts/record-unigram), a plain computation of the
+// Unigram segmentation: the tokens that llama.cpp makes (scripts/record-pieces), a plain computation of the
 // definition, and vocabularies that are refused.
 #include <doctest/doctest.h>
 
