@@ -187,6 +187,28 @@ struct Mix {
     }
 };
 
+// Interpolation of rows, element by element, with one set of coefficients c per output:
+//   out[i][t] = from[t] + c * (to[t] - from[t]);  a missing `from` or `to` is all zeros
+// c is the sum of a row of `weight` and a slice of `coefficients`, or one of them. (RWKV's token shift, Peng et al. 2023,
+// and its other interpolations.)
+struct Lerp {
+    static constexpr int32_t kMostOutputs = 8;
+    Slot from, to;                // one of them may be kNoSlot
+    std::vector<Slot> out;        // as wide as from and to; one alone may be one of them
+    WeightId weight = kNoWeight;  // F32, [outputs][width]
+    Slot coefficients = kNoSlot;  // [t][outputs * width]
+    int32_t layer = -1;
+
+    Slot in() const { return to != kNoSlot ? to : from; }  // as wide as the outputs
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(from), tell.reads(to), tell.reads(coefficients);
+        for (const Slot slot : out) tell.writes(slot);
+        tell.vector(weight, Use{});
+    }
+};
+
 // How positions turn into rotations. Angle of pair j at position p: p * inv_freq[j]; both cos and sin are
 // multiplied by `magnitude` (YaRN). The rotated dimensions of a head are [first, first + n_rot), n_rot = 2 *
 // inv_freq.size(); the others pass through unchanged.
@@ -284,7 +306,7 @@ struct Indexer {
 //   GeluTanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)));  GeluErf: x / 2 * (1 + erf(x / sqrt(2)))
 //   ReluSquared: max(x, 0)^2
 //   SiluClamped: with g = min(gate, 7), u = min(max(up, -7), 7): g / (1 + exp(-1.702 g)) * (u + 1); needs up
-//   (gpt-oss);  Sigmoid: 1 / (1 + exp(-x));  Identity: x;  Relu: max(x, 0)
+//   (gpt-oss);  Sigmoid: 1 / (1 + exp(-x));  Identity: x;  Relu: max(x, 0);  Tanh: tanh(x)
 //   SiluThenLimit: min(Silu(gate), positive) * min(max(up, -positive), positive);  LimitThenSilu: the same with
 //   Silu(min(gate, positive)); both need up (Step 3.5; Maple)
 //   Clamp: min(max(x, negative), positive)
@@ -303,9 +325,10 @@ struct Activation {
         Clamp,
         XIelu,
         SiluThenLimit,
-        LimitThenSilu
+        LimitThenSilu,
+        Tanh
     };
-    struct Parameters {  // of the last four
+    struct Parameters {  // of Clamp, XIelu, SiluThenLimit and LimitThenSilu
         float positive = 0, negative = 0, beta = 0, eps = 0;
     };
     Slot gate, up, out;
@@ -401,9 +424,10 @@ struct ShortConv {
 
 // The step sizes and decays of a scan from its raw gates, element by element, with x = in[t] + bias:
 //   Softplus: step = ln(1 + exp(x)); decay = exp(rate * step);
-//   Sigmoid:  decay = exp(bound / (1 + exp(-rate * x)))
+//   Sigmoid:  decay = exp(bound / (1 + exp(-rate * x)));
+//   Exponential:  decay = exp(-exp(x))
 struct ScanGate {
-    enum class Form { Softplus, Sigmoid };
+    enum class Form { Softplus, Sigmoid, Exponential };
     Slot in;
     Slot step = kNoSlot, decay = kNoSlot;  // same width as `in`; may be `in`
     WeightId bias = kNoWeight;             // F32, [1][width]
@@ -421,24 +445,28 @@ struct ScanGate {
 
 // Linear attention with a matrix S [dk][dv] per head. For each token, with w = decay and b = strength:
 //   S <- diag(w) S;  d = b * (v - S^T k) if `delta`, else b * v;  S <- S + k d^T;  out = S^T q (+ skip * v)
-// (Gated delta rule: Yang et al. 2024; decay per key channel: Kimi Linear 2025. Without delta: Mamba-2's
-// scan, Dao & Gu 2024, with q = C, k = B, v = x, and lightning attention, Qin et al. 2024.)
+// With erase_read and erase_write, S <- diag(w) S - erase_write (S^T erase_read)^T is the first of these. With
+// reads_before, out is S^T q of the state before the token.
+// (Gated delta rule: Yang et al. 2024; decay per key channel: Kimi Linear 2025; erase: the removal and
+// replacement keys of RWKV-7, Peng et al. 2025. Without delta: Mamba-2's scan, Dao & Gu 2024, with q = C, k = B,
+// v = x, and lightning attention, Qin et al. 2024.)
 struct LinearScan {
-    Slot q, k;                  // [t][key_heads * dk]
-    Slot v, out;                // [t][heads * dv]; they differ
-    Slot decay = kNoSlot;       // [t][heads], or [t][heads * dk]: one per key channel
-    Slot strength = kNoSlot;    // [t][heads]; none: 1
-    WeightId rate = kNoWeight;  // F32, [1][heads]: without `decay`, w = exp(rate)
-    WeightId skip = kNoWeight;  // F32, [1][heads]
+    Slot q, k;                                         // [t][key_heads * dk]
+    Slot v, out;                                       // [t][heads * dv]; they differ
+    Slot decay = kNoSlot;                              // [t][heads], or [t][heads * dk]: one per key channel
+    Slot strength = kNoSlot;                           // [t][heads]; none: 1
+    Slot erase_read = kNoSlot, erase_write = kNoSlot;  // like k; both or neither, and not with `delta`
+    WeightId rate = kNoWeight;                         // F32, [1][heads]: without `decay`, w = exp(rate)
+    WeightId skip = kNoWeight;                         // F32, [1][heads]
     int32_t heads, key_heads, dk, dv;
     bool neighbors = false;  // head h uses key head h / (heads / key_heads), else h % key_heads
-    bool delta = false;
+    bool delta = false, reads_before = false;
     int32_t state = -1;  // heads * dk * dv floats, in the device's own layout
     int32_t layer = -1;
 
     static constexpr bool kMixesTokens = true;
     void describe(auto &visitor) const {
-        for (const Slot slot : {q, k, v, decay, strength}) visitor.reads(slot);
+        for (const Slot slot : {q, k, v, decay, strength, erase_read, erase_write}) visitor.reads(slot);
         visitor.writes(out);
         visitor.vector(rate, Use{}), visitor.vector(skip, Use{});
         visitor.state(state);
@@ -483,8 +511,8 @@ struct Logits {
     }
 };
 
-using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Mix, Attention, Indexer, Activation, Experts,
-                          ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
+using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Mix, Lerp, Attention, Indexer, Activation,
+                          Experts, ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>
 concept DescribedStep = requires(S step, const S &fixed, StepVisitor &visitor) {

@@ -90,6 +90,7 @@ void apply_factors(const gguf::File &file, Builder &builder) {
                        [](kernels::Norm &) {},
                        [](kernels::Copy &) {},
                        [](kernels::Mix &) {},
+                       [](kernels::Lerp &) {},
                        [](kernels::Attention &) {},
                        [](kernels::Indexer &) {},
                        [](kernels::Activation &) {},

@@ -29,6 +29,7 @@ static void narrow(Linear &, int32_t, int32_t) {}
 static void narrow(HeadLinear &, int32_t, int32_t) {}
 static void narrow(Copy &, int32_t, int32_t) {}
 static void narrow(Mix &, int32_t, int32_t) {}
+static void narrow(Lerp &, int32_t, int32_t) {}
 static void narrow(Activation &, int32_t, int32_t) {}
 static void narrow(Experts &, int32_t, int32_t) {}
 static void narrow(ShortConv &, int32_t, int32_t) {}

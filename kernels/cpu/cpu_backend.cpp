@@ -131,6 +131,7 @@ class CpuBackend final : public Backend {
     void run(const HeadsPhase &phase, Worker &worker) noexcept;
     void run(const CopyPhase &phase, Worker &worker) noexcept;
     void run(const MixPhase &phase, Worker &worker) noexcept;
+    void run(const LerpPhase &phase, Worker &worker) noexcept;
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
     void run(const ScanPhase &phase, Worker &worker) noexcept {
         std::visit([&](const auto &step) { scans_.run(step, *batch_, worker.thread); }, phase.step);
@@ -287,6 +288,7 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
                        [](const Norm &) {},
                        [](const Copy &) {},
                        [](const Mix &) {},
+                       [](const Lerp &) {},
                        [](const Activation &) {},
                        [](const Experts &) {},
                        [](const ShortConv &) {},
@@ -460,6 +462,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
                        [](const HeadsPhase &) {},
                        [](const CopyPhase &) {},
                        [](const MixPhase &) {},
+                       [](const LerpPhase &) {},
                        [](const ScanPhase &) {},
                        [](const SelectPhase &) {},
                    },
@@ -602,6 +605,27 @@ void CpuBackend::run(const MixPhase &phase, Worker &worker) noexcept {
                 isa_.vector->add_scaled(weights ? weights[i] : 1, in.first[static_cast<size_t>(i)],
                                         step.width, out);
             if (step.scale != 1) isa_.vector->scale(step.scale, out, step.width, out);
+        }
+    });
+}
+
+// A unit is a block of columns of one token.
+void CpuBackend::run(const LerpPhase &phase, Worker &worker) noexcept {
+    const Lerp &step = phase.step;
+    const int64_t cols = width(step.in()), blocks = (cols + kPrepareBlock - 1) / kPrepareBlock;
+    const float *weight = vector_of(step.weight);
+    pool_->for_ranges(worker.thread, worker.rows * blocks, [&](int64_t first, int64_t last) {
+        for (int64_t unit = first; unit < last; ++unit) {
+            const auto token = static_cast<int32_t>(unit / blocks);
+            const int64_t at = unit % blocks * kPrepareBlock, count = std::min(kPrepareBlock, cols - at);
+            const auto block = [&](Slot slot) { return slot == kNoSlot ? nullptr : row(slot, token) + at; };
+            const float *of_token = block(step.coefficients), *of_all = weight ? weight + at : nullptr;
+            for (const Slot out : step.out) {
+                isa_.vector->lerp(block(step.from), block(step.to), of_all ? of_all : of_token,
+                                  of_all ? of_token : nullptr, count, block(out));
+                if (of_all) of_all += cols;
+                if (of_token) of_token += cols;
+            }
         }
     });
 }

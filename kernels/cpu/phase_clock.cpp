@@ -53,6 +53,9 @@ Described described(const Phase &phase) {
             [](const MixPhase &p) {
                 return Described{"mix", p.step.layer};
             },
+            [](const LerpPhase &p) {
+                return Described{"interpolation", p.step.layer};
+            },
             [](const ExpertsPhase &p) {
                 return Described{"experts", p.step.layer};
             },

@@ -62,6 +62,10 @@ struct MixPhase {
     Mix step;
 };
 
+struct LerpPhase {
+    Lerp step;
+};
+
 // One of the recurrent steps.
 struct ScanPhase {
     std::variant<ShortConv, ScanGate, LinearScan, SelectiveScan> step;
@@ -84,7 +88,7 @@ struct LogitsPhase {
 
 using Phase =
     std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, IndexPhase, HeadsPhase,
-                 CopyPhase, MixPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
+                 CopyPhase, MixPhase, LerpPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
 
 // One list of phases per part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);

@@ -22,15 +22,16 @@ inline constexpr int64_t kMostKeyDims = 1024;  // dk of LinearScan, n of Selecti
 // Tokens of one sequence, one head and one block of columns. Pointers are to the first token; strides are in
 // floats from token to token.
 struct LinearScanPiece {
-    const float *q, *k;     // [dk]
-    const float *v;         // [cols]
-    const float *decay;     // [1], or [dk] with channel_decay
-    const float *strength;  // [1]; null: 1
-    float *out;             // [cols]
-    int64_t qk_stride, v_stride, decay_stride, strength_stride, out_stride;
+    const float *q, *k;                     // [dk]
+    const float *v;                         // [cols]
+    const float *decay;                     // [1], or [dk] with channel_decay
+    const float *strength;                  // [1]; null: 1
+    const float *erase_read, *erase_write;  // [dk]; null: none
+    float *out;                             // [cols]
+    int64_t qk_stride, v_stride, decay_stride, strength_stride, erase_stride, out_stride;
     int64_t dk, cols;
     float fixed_decay, skip;  // the decay if `decay` is null; the factor of v in out
-    bool channel_decay, delta;
+    bool channel_decay, delta, reads_before;
 };
 
 struct SelectiveScanPiece {
@@ -58,7 +59,10 @@ struct ScanKernels {
     // kw[i] = w[i] * k[i], qw[i] = w[i] * q[i], and separate sums over even and odd i, each by ascending fmas:
     //   u = sum kw[i] S[i];  p = sum qw[i] S[i];  d = b * (v - u) or b * v;  out = fma(q . k, d, p);
     //   S[i] = fma(k[i], d, w[i] * S[i]);  out = fma(skip, v, out) if skip is not 0.
-    // (q . k is summed in the lanes of vector.h.)
+    // With erase: e = -(sum erase_read[i] S[i]);  out = fma(q . erase_write, e, fma(q . k, d, p));
+    //   S[i] = fma(k[i], d, fma(erase_write[i], e, w[i] * S[i])).
+    // With reads_before, qw[i] = q[i], and p is out before the skip.
+    // (q . k and q . erase_write are summed in the lanes of vector.h.)
     void (*linear)(const LinearScanPiece &piece, int64_t tokens, const float *from, float *to) noexcept;
 
     // Likewise advances a SelectiveScan: h = fma(exp(dt * rate), h, (dt * x) * b[i]), y = fma(h, c[i], y)

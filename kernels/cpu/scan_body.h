@@ -54,6 +54,10 @@ void scan_gate(ScanGate::Form form, const float *in, const float *bias, const fl
         auto x = L::load_n(in + c, count);
         if (bias) x = L::add(x, L::load_n(bias + c, count));
         const auto a = !rate ? L::zero() : one_rate ? L::set(*rate) : L::load_n(rate + c, count);
+        if (form == ScanGate::Form::Exponential) {
+            L::store_n(decay + c, exponential<L>(L::sub(L::zero(), exponential<L>(x))), count);
+            continue;
+        }
         if (form == ScanGate::Form::Sigmoid) {
             const auto share = logistic_share<L>(L::set(bound), L::sub(L::zero(), L::mul(a, x)));
             if (decay) L::store_n(decay + c, exponential<L>(share), count);
@@ -65,14 +69,27 @@ void scan_gate(ScanGate::Form form, const float *in, const float *bias, const fl
     }
 }
 
+// What is read from S before the update of a token: nothing, S^T (w k), or S^T erase_read.
+enum class ScanRead { None, Keys, Erase };
+
 // The inputs of one token to the pass over S, per key channel.
 struct ScanRow {
-    const float *k;
-    float kw[kMostKeyDims], qw[kMostKeyDims], w[kMostKeyDims];
-    float strength, dot;
+    const float *k, *erase_write;
+    float read[kMostKeyDims], qw[kMostKeyDims], w[kMostKeyDims];
+    float strength, dot, erase_dot;
 };
 
-template <typename L, typename L8>
+// a . b, n numbers each
+template <typename L8>
+inline float scan_dot(const float *a, const float *b, int64_t n) {
+    return sum_in_lanes<L8>(a, n, [&](auto v, auto lanes, int count) {
+        const auto other = L8::load_n(b, count);
+        b += count;
+        return L8::fma(v, other, lanes);
+    });
+}
+
+template <typename L, typename L8, ScanRead kRead>
 inline void read_row(const LinearScanPiece &p, int64_t t, ScanRow &row) {
     const float *q = p.q + t * p.qk_stride;
     row.k = p.k + t * p.qk_stride;
@@ -81,15 +98,18 @@ inline void read_row(const LinearScanPiece &p, int64_t t, ScanRow &row) {
         const int count = lanes_left<L>(p.dk - i);
         const auto w = p.channel_decay ? L::load_n(decay + i, count) : L::set(*decay);
         L::store_n(row.w + i, w, count);
-        L::store_n(row.kw + i, L::mul(w, L::load_n(row.k + i, count)), count);
-        L::store_n(row.qw + i, L::mul(w, L::load_n(q + i, count)), count);
+        if (kRead != ScanRead::Erase)
+            L::store_n(row.read + i, L::mul(w, L::load_n(row.k + i, count)), count);
+        else
+            L::store_n(row.read + i, L::load_n(p.erase_read + t * p.erase_stride + i, count), count);
+        const auto query = L::load_n(q + i, count);
+        L::store_n(row.qw + i, p.reads_before ? query : L::mul(w, query), count);
     }
-    const float *k = row.k;
-    row.dot = sum_in_lanes<L8>(q, p.dk, [&](auto v, auto lanes, int count) {
-        const auto other = L8::load_n(k, count);
-        k += count;
-        return L8::fma(v, other, lanes);
-    });
+    row.dot = p.reads_before ? 0 : scan_dot<L8>(q, row.k, p.dk);
+    if (kRead == ScanRead::Erase) {
+        row.erase_write = p.erase_write + t * p.erase_stride;
+        row.erase_dot = p.reads_before ? 0 : scan_dot<L8>(q, row.erase_write, p.dk);
+    }
     row.strength = p.strength ? p.strength[t * p.strength_stride] : 1.0f;
 }
 
@@ -112,12 +132,12 @@ struct FullPair {
     void store(float *x, Float value, int r) const { L::store(x + r * L::kWidth, value); }
 };
 
-// One pass over S for two registers of columns: applies the update of the previous token (`before` and d) and
-// computes the sums of the current token (`now`). Either token may be null: there is none.
-template <typename L, bool kDelta, typename Pair>
+// One pass over S for two registers of columns: applies the update of the previous token (`before`, d and, to
+// erase, e) and computes the sums of the current token (`now`). Either token may be null: there is none.
+template <typename L, ScanRead kRead, typename Pair>
 inline void scan_pass(const LinearScanPiece &p, const Pair &pair, const ScanRow *before,
-                      const typename L::Float *d, const float *from, float *to, const ScanRow *now,
-                      typename L::Float *u, typename L::Float *sum) {
+                      const typename L::Float *d, const typename L::Float *e, const float *from, float *to,
+                      const ScanRow *now, typename L::Float *u, typename L::Float *sum) {
     using Float = typename L::Float;
     Float us[2][2], ps[2][2];
     for (int odd = 0; odd < 2; ++odd)
@@ -128,14 +148,16 @@ inline void scan_pass(const LinearScanPiece &p, const Pair &pair, const ScanRow 
         if (before) {
             const Float w = L::set(before->w[i]), k = L::set(before->k[i]);
             for (int r = 0; r < 2; ++r) {
-                s[r] = L::fma(k, d[r], L::mul(w, s[r]));
+                s[r] = L::mul(w, s[r]);
+                if (kRead == ScanRead::Erase) s[r] = L::fma(L::set(before->erase_write[i]), e[r], s[r]);
+                s[r] = L::fma(k, d[r], s[r]);
                 pair.store(to + i * p.cols, s[r], r);
             }
         }
         if (now) {
-            const Float kw = L::set(now->kw[i]), qw = L::set(now->qw[i]);
+            const Float key = L::set(now->read[i]), qw = L::set(now->qw[i]);
             for (int r = 0; r < 2; ++r) {
-                if (kDelta) us[odd][r] = L::fma(kw, s[r], us[odd][r]);
+                if (kRead != ScanRead::None) us[odd][r] = L::fma(key, s[r], us[odd][r]);
                 ps[odd][r] = L::fma(qw, s[r], ps[odd][r]);
             }
         }
@@ -145,50 +167,57 @@ inline void scan_pass(const LinearScanPiece &p, const Pair &pair, const ScanRow 
     if (i < p.dk) row(i, 0);
     if (!now) return;
     for (int r = 0; r < 2; ++r) {
-        if (kDelta) u[r] = L::add(us[0][r], us[1][r]);
+        if (kRead != ScanRead::None) u[r] = L::add(us[0][r], us[1][r]);
         sum[r] = L::add(ps[0][r], ps[1][r]);
     }
 }
 
-template <typename L, typename L8, bool kDelta, typename Pair>
+template <typename L, typename L8, ScanRead kRead, typename Pair>
 inline void scan_columns(const LinearScanPiece &p, const Pair &pair, int64_t at, int64_t tokens,
                          const float *from, float *to) {
     using Float = typename L::Float;
     ScanRow rows[2];
-    Float u[2], sum[2], d[2];
+    Float u[2], sum[2], d[2], e[2] = {L::zero(), L::zero()};
     const float *source = from ? from + at : nullptr;
     for (int64_t t = 0; t < tokens; ++t) {
         ScanRow &now = rows[t % 2];
-        read_row<L, L8>(p, t, now);
-        scan_pass<L, kDelta>(p, pair, t > 0 ? &rows[(t + 1) % 2] : nullptr, d, source, to + at, &now, u, sum);
+        read_row<L, L8, kRead>(p, t, now);
+        scan_pass<L, kRead>(p, pair, t > 0 ? &rows[(t + 1) % 2] : nullptr, d, e, source, to + at, &now, u,
+                            sum);
         if (t > 0) source = to + at;
         const float *v = p.v + t * p.v_stride + at;
         float *out = p.out + t * p.out_stride + at;
         const Float strength = L::set(now.strength), dot = L::set(now.dot);
         for (int r = 0; r < 2; ++r) {
             const Float value = pair.load(v, r);
-            d[r] = L::mul(strength, kDelta ? L::sub(value, u[r]) : value);
+            d[r] = L::mul(strength, kRead == ScanRead::Keys ? L::sub(value, u[r]) : value);
             Float y = L::fma(dot, d[r], sum[r]);
+            if (kRead == ScanRead::Erase) {
+                e[r] = L::sub(L::zero(), u[r]);
+                y = L::fma(L::set(now.erase_dot), e[r], y);
+            }
             if (p.skip != 0) y = L::fma(L::set(p.skip), value, y);
             pair.store(out, y, r);
         }
     }
-    scan_pass<L, kDelta>(p, pair, &rows[(tokens + 1) % 2], d, source, to + at, nullptr, u, sum);
+    scan_pass<L, kRead>(p, pair, &rows[(tokens + 1) % 2], d, e, source, to + at, nullptr, u, sum);
 }
 
 template <typename L, typename L8>
 void linear_scan(const LinearScanPiece &p, int64_t tokens, const float *from, float *to) noexcept {
     constexpr int64_t kStep = 2 * L::kWidth;
-    const auto columns = [&]<bool kDelta>() {
+    const auto columns = [&]<ScanRead kRead>() {
         int64_t at = 0;
         for (; at + kStep <= p.cols; at += kStep)
-            scan_columns<L, L8, kDelta>(p, FullPair<L>(), at, tokens, from, to);
-        if (at < p.cols) scan_columns<L, L8, kDelta>(p, ScanPair<L>(p.cols - at), at, tokens, from, to);
+            scan_columns<L, L8, kRead>(p, FullPair<L>(), at, tokens, from, to);
+        if (at < p.cols) scan_columns<L, L8, kRead>(p, ScanPair<L>(p.cols - at), at, tokens, from, to);
     };
-    if (p.delta)
-        columns.template operator()<true>();
+    if (p.erase_read)
+        columns.template operator()<ScanRead::Erase>();
+    else if (p.delta)
+        columns.template operator()<ScanRead::Keys>();
     else
-        columns.template operator()<false>();
+        columns.template operator()<ScanRead::None>();
 }
 
 template <typename L>

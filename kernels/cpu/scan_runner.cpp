@@ -110,18 +110,23 @@ void ScanRunner::linear(const LinearScan &step, const SequenceSpan &sequence, in
             .decay = step.decay == kNoSlot ? nullptr
                                            : row(step.decay, t) + (channel_decay ? head * step.dk : head),
             .strength = step.strength == kNoSlot ? nullptr : row(step.strength, t) + head,
+            .erase_read = step.erase_read == kNoSlot ? nullptr : row(step.erase_read, t) + key_head * step.dk,
+            .erase_write =
+                step.erase_write == kNoSlot ? nullptr : row(step.erase_write, t) + key_head * step.dk,
             .out = row(step.out, t) + column,
             .qk_stride = width(step.q),
             .v_stride = width(step.v),
             .decay_stride = step.decay == kNoSlot ? 0 : width(step.decay),
             .strength_stride = step.strength == kNoSlot ? 0 : width(step.strength),
+            .erase_stride = step.erase_read == kNoSlot ? 0 : width(step.erase_read),
             .out_stride = width(step.out),
             .dk = step.dk,
             .cols = std::min<int64_t>(kScanColumns, step.dv - block * kScanColumns),
             .fixed_decay = rate ? std::exp(rate[head]) : 1.0f,
             .skip = skip ? skip[head] : 0.0f,
             .channel_decay = channel_decay,
-            .delta = step.delta};
+            .delta = step.delta,
+            .reads_before = step.reads_before};
         const float *source = s_.states->at(from, step.state);
         s_.kernels->linear(piece, tokens, source ? source + in_state : nullptr,
                            s_.states->at(to, step.state) + in_state);

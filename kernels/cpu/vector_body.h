@@ -122,6 +122,14 @@ inline typename L::Float gelu_erf(typename L::Float x) {
     return L::sub(L::max(zero, x), L::mul(half, erfc));
 }
 
+// c * tanh(x / c)
+template <typename L>
+inline typename L::Float soft_capped(typename L::Float x, typename L::Float c) {
+    const auto one = L::set(1.0f), two = L::set(2.0f);
+    const auto e = exponential<L>(L::mul(two, L::div(x, c)));
+    return L::mul(c, L::sub(one, L::div(two, L::add(one, e))));
+}
+
 template <typename L, typename F>
 inline void map_gate(const float *gate, const float *up, int64_t n, float *out, F act) {
     if (up)
@@ -185,15 +193,9 @@ void apply_gate(Activation::Kind act, const Activation::Parameters &parameters, 
             });
         case Activation::Kind::XIelu:
             return map_gate<L>(gate, up, n, out, [&](auto g) { return xielu<L>(parameters, g); });
+        case Activation::Kind::Tanh:
+            return map_gate<L>(gate, up, n, out, [](auto g) { return soft_capped<L>(g, L::set(1.0f)); });
     }
-}
-
-// c * tanh(x / c)
-template <typename L>
-inline typename L::Float soft_capped(typename L::Float x, typename L::Float c) {
-    const auto one = L::set(1.0f), two = L::set(2.0f);
-    const auto e = exponential<L>(L::mul(two, L::div(x, c)));
-    return L::mul(c, L::sub(one, L::div(two, L::add(one, e))));
 }
 
 template <typename L>
@@ -234,6 +236,19 @@ void add(const float *a, const float *b, int64_t n, float *out) noexcept {
 template <typename L>
 void add_scaled(float a, const float *x, int64_t n, float *out) noexcept {
     map<L>(x, out, n, out, [&](auto v, auto sum) { return L::fma(L::set(a), v, sum); });
+}
+
+template <typename L>
+void lerp(const float *from, const float *to, const float *a, const float *b, int64_t n,
+          float *out) noexcept {
+    for (int64_t k = 0; k < n; k += L::kWidth) {
+        const int count = n - k < L::kWidth ? static_cast<int>(n - k) : L::kWidth;
+        const auto x = from ? L::load_n(from + k, count) : L::zero(),
+                   y = to ? L::load_n(to + k, count) : L::zero();
+        auto c = L::load_n(a + k, count);
+        if (b) c = L::add(c, L::load_n(b + k, count));
+        L::store_n(out + k, L::fma(c, L::sub(y, x), x), count);
+    }
 }
 
 template <typename L>
@@ -292,6 +307,7 @@ constexpr VectorKernels vector_table(const char *name) {
             .rope = rope<L>,
             .add = add<L>,
             .add_scaled = add_scaled<L>,
+            .lerp = lerp<L>,
             .scale = scale<L>,
             .exp = exp<L>,
             .to_half = to_half<L>,

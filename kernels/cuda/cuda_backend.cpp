@@ -125,6 +125,7 @@ class CudaBackend final : public Backend {
     void enqueue(const HeadLinear &op);
     void enqueue(const CopyOp &op);
     void enqueue(const Mix &op);
+    void enqueue(const Lerp &op);
     void enqueue(const AttentionOp &op);
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
@@ -256,6 +257,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(activate_kernel().handle, 0);
     prepare(copy_pieces_kernel().handle, 0);
     prepare(mix_kernel().handle, 0);
+    prepare(lerp_kernel().handle, 0);
     for (const Op &op : plan_.ops)
         std::visit(Overloaded{
                        [&](const LinearOp &matrices) { prepare_linear(matrices.format, max_tokens_); },
@@ -268,6 +270,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
                        [](const HeadLinear &) {},
                        [](const CopyOp &) {},
                        [](const Mix &) {},
+                       [](const Lerp &) {},
                        [](const ActivateOp &) {},
                        [](const ExpertsOp &) {},
                        [](const ShortConv &) {},
@@ -507,6 +510,19 @@ void CudaBackend::enqueue(const Mix &op) {
     params.width = static_cast<int32_t>(op.width);
     params.tokens = tokens_;
     run(mix_kernel(), (int64_t{tokens_} * params.outputs * op.width + 255) / 256, 0, params);
+}
+
+void CudaBackend::enqueue(const Lerp &op) {
+    LerpParams params{};
+    if (op.from != kNoSlot) params.from = slot(op.from), params.from_stride = stride(op.from);
+    if (op.to != kNoSlot) params.to = slot(op.to), params.to_stride = stride(op.to);
+    if (op.coefficients != kNoSlot)
+        params.coefficients = slot(op.coefficients), params.coefficients_stride = stride(op.coefficients);
+    params.weight = weights_.floats(op.weight);
+    for (const Slot out : op.out) params.output[params.outputs++] = {slot(out), stride(out)};
+    params.width = static_cast<int32_t>(width(op.in()));
+    params.tokens = tokens_;
+    run(lerp_kernel(), (int64_t{tokens_} * params.width + 255) / 256, 0, params);
 }
 
 void CudaBackend::enqueue(const ActivateOp &op) {

@@ -203,6 +203,13 @@ class Planner {
         for (const Slot slot : step.out) written(slot);
         plan_.ops.push_back(step);
     }
+    void add(const Lerp &step) {
+        static_assert(kLerpOutputs == Lerp::kMostOutputs);
+        expect(step.out.size() <= kLerpOutputs, "an interpolation with this many outputs");
+        use_floats(step.weight);
+        for (const Slot slot : step.out) written(slot);
+        plan_.ops.push_back(step);
+    }
     void add(const Attention &step) {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
@@ -246,6 +253,8 @@ class Planner {
                 return ActivationKind::SiluThenLimit;
             case Activation::Kind::LimitThenSilu:
                 return ActivationKind::LimitThenSilu;
+            case Activation::Kind::Tanh:
+                return ActivationKind::Tanh;
         }
         return ActivationKind::Silu;
     }
@@ -319,7 +328,8 @@ class Planner {
     }
     void add(const LinearScan &step) {
         expect_most(step.dk, kMostScanKeys, "recurrent heads with ", " key channels");
-        add_recurrent(step, "a scan", {step.v, step.q, step.k}, {step.rate, step.skip});
+        add_recurrent(step, "a scan", {step.v, step.q, step.k, step.erase_read, step.erase_write},
+                      {step.rate, step.skip});
     }
     void add(const SelectiveScan &step) {
         expect_most(width(step.b), kMostScanElements, "recurrent layers with ", " states per channel");

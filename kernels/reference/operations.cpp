@@ -177,6 +177,8 @@ double activation(Activation::Kind act, double x, const Activation::Parameters &
             return x;
         case Act::Relu:
             return std::max(x, 0.0);
+        case Act::Tanh:
+            return std::tanh(x);
         case Act::Clamp:
             return std::clamp(x, double{parameters.negative}, double{parameters.positive});
         case Act::XIelu:
@@ -225,14 +227,15 @@ ScanGates scan_gate(const ScanGate &step, std::span<const double> x, std::span<c
         const double raw = x[i] + (bias.empty() ? 0.0 : bias[i]);
         const double a = rate.empty() ? 0.0 : rate[i / (x.size() / rate.size())];
         out.step.push_back(raw > 30 ? raw : std::log1p(std::exp(raw)));
-        out.decay.push_back(step.form == ScanGate::Form::Softplus
-                                ? std::exp(a * out.step.back())
-                                : std::exp(static_cast<double>(step.bound) / (1 + std::exp(-a * raw))));
+        const bool sigmoid = step.form == ScanGate::Form::Sigmoid;
+        out.decay.push_back(std::exp(step.form == ScanGate::Form::Softplus ? a * out.step.back()
+                                     : sigmoid ? double{step.bound} / (1 + std::exp(-a * raw))
+                                               : -std::exp(raw)));
     }
     return out;
 }
 
-// In the order of program.h: scale S, read it with k, correct it, and read it with q.
+// In the order of program.h: scale S and erase, read it with k, correct it, and read it with q.
 Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state) {
     const auto dk = static_cast<size_t>(step.dk), dv = static_cast<size_t>(step.dv),
                heads = static_cast<size_t>(step.heads), key_heads = static_cast<size_t>(step.key_heads);
@@ -241,10 +244,16 @@ Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state) {
     for (size_t h = 0; h < heads; ++h) {
         const size_t key = (step.neighbors ? h * key_heads / heads : h % key_heads) * dk;
         double *s = state.data() + h * dk * dv;
+        Row erased(dv);
+        for (size_t i = 0; i < dk && step.reads_before; ++i)
+            for (size_t j = 0; j < dv; ++j) out[h * dv + j] += s[i * dv + j] * in.q[key + i];
+        for (size_t i = 0; i < dk && !in.erase_read.empty(); ++i)
+            for (size_t j = 0; j < dv; ++j) erased[j] += s[i * dv + j] * in.erase_read[key + i];
         for (size_t i = 0; i < dk; ++i) {
             double decay = in.rate.empty() ? 1 : std::exp(in.rate[h]);
             if (!in.decay.empty()) decay = in.decay[in.decay.size() == heads ? h : h * dk + i];
-            for (size_t j = 0; j < dv; ++j) s[i * dv + j] *= decay;
+            const double write = in.erase_write.empty() ? 0 : in.erase_write[key + i];
+            for (size_t j = 0; j < dv; ++j) s[i * dv + j] = decay * s[i * dv + j] - write * erased[j];
         }
         for (size_t j = 0; j < dv; ++j) {
             const double v = in.v[h * dv + j];
@@ -252,7 +261,8 @@ Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state) {
             for (size_t i = 0; i < dk && step.delta; ++i) old += s[i * dv + j] * in.k[key + i];
             const double d = (in.strength.empty() ? 1 : in.strength[h]) * (v - old);
             for (size_t i = 0; i < dk; ++i) s[i * dv + j] += in.k[key + i] * d;
-            for (size_t i = 0; i < dk; ++i) out[h * dv + j] += s[i * dv + j] * in.q[key + i];
+            for (size_t i = 0; i < dk && !step.reads_before; ++i)
+                out[h * dv + j] += s[i * dv + j] * in.q[key + i];
             if (!in.skip.empty()) out[h * dv + j] += in.skip[h] * v;
         }
     }

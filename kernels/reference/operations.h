@@ -65,7 +65,8 @@ struct ScanGates {
 ScanGates scan_gate(const ScanGate &step, std::span<const double> x, std::span<const double> bias,
                     std::span<const double> rate);
 struct ScanInput {
-    std::span<const double> q, k, v, decay, strength, rate, skip;  // empty where the step has none
+    // Empty where the step has none.
+    std::span<const double> q, k, v, decay, strength, erase_read, erase_write, rate, skip;
 };
 Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state);
 // rate: [n][channels]

@@ -221,6 +221,26 @@ class ReferenceBackend final : public Backend {
                 }
         }
     }
+    void run(const Lerp &s) {
+        const Row weight = vector_of(s.weight);
+        for (size_t t = 0; t < tokens(); ++t) {
+            const auto width = row(s.in(), t).size();
+            const auto copy = [&](Slot slot) {
+                Row values(width);
+                if (slot != kNoSlot) std::ranges::copy(row(slot, t), values.begin());
+                return values;
+            };
+            const Row from = copy(s.from), to = copy(s.to);
+            const std::span<const double> of_token = row_or_none(s.coefficients, t);
+            for (size_t i = 0; i < s.out.size(); ++i)
+                for (size_t k = 0; k < width; ++k) {
+                    const size_t at = i * width + k;
+                    const double c =
+                        (weight.empty() ? 0 : weight[at]) + (of_token.empty() ? 0 : of_token[at]);
+                    row(s.out[i], t)[k] = from[k] + c * (to[k] - from[k]);
+                }
+        }
+    }
     void run(const Activation &s) {
         for (size_t t = 0; t < tokens(); ++t)
             std::ranges::copy(gate(s.act, row(s.gate, t),
@@ -264,9 +284,15 @@ class ReferenceBackend final : public Backend {
     void run(const LinearScan &s) {
         const Row rate = vector_of(s.rate), skip = vector_of(s.skip);
         advance(s.state, [&](size_t t, Row &state) {
-            const ScanInput in{
-                row(s.q, t), row(s.k, t), row(s.v, t), row_or_none(s.decay, t), row_or_none(s.strength, t),
-                rate,        skip};
+            const ScanInput in{.q = row(s.q, t),
+                               .k = row(s.k, t),
+                               .v = row(s.v, t),
+                               .decay = row_or_none(s.decay, t),
+                               .strength = row_or_none(s.strength, t),
+                               .erase_read = row_or_none(s.erase_read, t),
+                               .erase_write = row_or_none(s.erase_write, t),
+                               .rate = rate,
+                               .skip = skip};
             std::ranges::copy(linear_scan(s, in, state), row(s.out, t).begin());
         });
     }

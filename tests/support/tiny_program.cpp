@@ -233,8 +233,9 @@ void TinyProgram::add_varied_layer() {
     add_output_of_block(attended_);
     const bool plain = chance(0.5);
     using Kind = Activation::Kind;
-    static constexpr Kind kKinds[] = {Kind::Silu,    Kind::GeluTanh, Kind::GeluErf, Kind::ReluSquared,
-                                      Kind::Sigmoid, Kind::Relu,     Kind::Clamp,   Kind::XIelu};
+    static constexpr Kind kKinds[] = {Kind::Silu,        Kind::GeluTanh, Kind::GeluErf,
+                                      Kind::ReluSquared, Kind::Sigmoid,  Kind::Relu,
+                                      Kind::Clamp,       Kind::XIelu,    Kind::Tanh};
     static constexpr Kind kNeedUp[] = {Kind::SiluClamped, Kind::SiluThenLimit, Kind::LimitThenSilu};
     const Kind act = !plain && chance(0.3) ? kNeedUp[random_() % std::size(kNeedUp)]
                                            : kKinds[random_() % std::size(kKinds)];
@@ -245,6 +246,7 @@ void TinyProgram::add_varied_layer() {
         Activation{gate_, plain ? kNoSlot : up_, gate_, act, {0.8f, -0.9f, 0.5f, -1e-6f}});
     add_output_of_block(gate_);
     if (chance(0.3)) mix_halves();
+    if (chance(0.3)) interpolate();
 }
 
 // Adds to the residual stream a mix of the halves of the stream and of normed values.
@@ -258,6 +260,22 @@ void TinyProgram::mix_halves() {
     if (chance(0.5)) mix.scale = 0.5f;
     program_.steps.push_back(mix);
     program_.steps.push_back(varied_norm(branch_, x_, x_));
+}
+
+// Adds interpolations between normed values and the residual stream, with all kinds of coefficients.
+void TinyProgram::interpolate() {
+    const int64_t width = shape_.width;
+    const Slot from = chance(0.7) ? normed_ : kNoSlot, both = slot(2 * width), first = slot(width),
+               second = slot(width);
+    program_.steps.push_back(Linear{normed_, {part(normed_, both, kNoSlot)}});
+    program_.steps.push_back(Lerp{.from = from,
+                                  .to = x_,
+                                  .out = {first, second},
+                                  .weight = vector(2 * width, 0.5f, 0.3f),
+                                  .coefficients = chance(0.5) ? both : kNoSlot});
+    const Slot to = chance(0.7) ? normed_ : kNoSlot;
+    program_.steps.push_back(Lerp{.from = first, .to = to, .out = {first}, .coefficients = second});
+    program_.steps.push_back(varied_norm(first, x_, x_));
 }
 
 // Multiplies queries, except their last dimensions, by one matrix per head, as in multi-head latent attention.

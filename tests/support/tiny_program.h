@@ -62,6 +62,7 @@ class TinyProgram {
     void absorb_into_queries();
     void add_varied_layer();
     void mix_halves();
+    void interpolate();
 
     TinyShape shape_;
     std::mt19937 random_;

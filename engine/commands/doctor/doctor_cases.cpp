@@ -36,6 +36,7 @@ enum Kind : int64_t {
     kHeads,
     kCopy,
     kMix,
+    kLerp,
     kAttend,
     kGate,
     kExperts,
@@ -343,6 +344,24 @@ class Cases {
             kExact);
     }
 
+    void add(const Lerp &step) {
+        const auto outputs = static_cast<int64_t>(step.out.size());
+        if (seen({kLerp, width(step.in()), outputs, step.from == kNoSlot, step.to == kNoSlot,
+                  step.coefficients == kNoSlot, type(step.weight)}))
+            return;
+        push_exact(
+            "interpolation, " + std::to_string(outputs) + " x " + std::to_string(width(step.in())), "",
+            [this, step] {
+                Small one = small();
+                return one.input(step.from)
+                    .input(step.to)
+                    .input(step.coefficients)
+                    .step(step)
+                    .look_at(step.out.back());
+            },
+            kExact);
+    }
+
     void add(const Attention &step) {
         // For shared K and V, only the layer that appends them is checked.
         if (step.k == kNoSlot) return;
@@ -429,9 +448,10 @@ class Cases {
     }
 
     void add(const Activation &step) {
-        static constexpr const char *kNames[] = {"SiLU",          "GELU (tanh)", "GELU (erf)", "squared ReLU",
-                                                 "SiLU, clamped", "sigmoid",     "product",    "ReLU",
-                                                 "clamp",         "xIELU"};
+        static constexpr const char *kNames[] = {
+            "SiLU", "GELU (tanh)", "GELU (erf)", "squared ReLU",  "SiLU, clamped", "sigmoid", "product",
+            "ReLU", "clamp",       "xIELU",      "SiLU, limited", "limit, SiLU",   "tanh"};
+        static_assert(std::size(kNames) == static_cast<size_t>(Activation::Kind::Tanh) + 1);
         if (seen({kGate, static_cast<int64_t>(step.act), width(step.gate), step.up != kNoSlot,
                   step.out == step.gate, step.out == step.up}))
             return;
@@ -541,14 +561,19 @@ class Cases {
     void add(const LinearScan &step) {
         const bool channels = step.decay != kNoSlot && width(step.decay) != step.heads;
         if (seen({kScan, step.heads, step.key_heads, step.dk, step.dv, step.neighbors, step.delta,
-                  step.decay != kNoSlot, channels, step.strength != kNoSlot, type(step.skip)}))
+                  step.decay != kNoSlot, channels, step.strength != kNoSlot, step.erase_read != kNoSlot,
+                  step.reads_before, type(step.skip)}))
             return;
-        const std::string name = std::string(step.delta ? "delta rule" : "scan") + ", " +
-                                 std::to_string(step.heads) + " heads of " + std::to_string(step.dk) + " x " +
-                                 std::to_string(step.dv);
+        const bool erases = step.erase_read != kNoSlot;
+        const std::string name = std::string(step.delta ? "delta rule"
+                                             : erases   ? "scan that erases"
+                                                        : "scan") +
+                                 ", " + std::to_string(step.heads) + " heads of " + std::to_string(step.dk) +
+                                 " x " + std::to_string(step.dv);
         const auto program = [this, step] {
             Small part = small();
-            for (const Slot slot : {step.q, step.k}) {
+            for (const Slot slot : {step.q, step.k, step.erase_read, step.erase_write}) {
+                if (slot == kNoSlot) continue;
                 const Norm unit{.in = slot,
                                 .out = slot,
                                 .weight = kNoWeight,

@@ -109,12 +109,13 @@ std::vector<float> operators(const VectorKernels &k, const std::vector<float> &x
     k.layer_norm(x.data(), {y.data(), x.data(), nullptr}, n, 1e-5f, out.data()), keep();
     using Act = kernels::Activation::Kind;
     for (const Act act : {Act::Silu, Act::GeluTanh, Act::GeluErf, Act::ReluSquared, Act::SiluClamped,
-                          Act::Sigmoid, Act::Identity, Act::Relu, Act::Clamp, Act::XIelu})
+                          Act::Sigmoid, Act::Identity, Act::Relu, Act::Clamp, Act::XIelu, Act::Tanh})
         k.gate(act, {0.8f, -0.9f, 0.5f, -1e-6f}, x.data(), y.data(), n, out.data()), keep();
     k.softcap(3, x.data(), n, out.data()), keep();
     k.exp(x.data(), n, out.data()), keep();
     k.add(x.data(), y.data(), n, out.data()), keep();
     k.scale(1.5f, x.data(), n, out.data()), keep();
+    k.lerp(x.data(), y.data(), x.data(), y.data(), n, out.data()), keep();
     k.add_scaled(0.3f, y.data(), n, out.data()), keep();
     std::vector<uint16_t> halves(x.size());
     k.to_half(x.data(), n, halves.data());

@@ -142,21 +142,26 @@ struct Gates {
             float x = p.in[token * p.in_stride + channel];
             if (p.bias != nullptr) x = x + p.bias[channel];
             const float rate = p.rate != nullptr ? p.rate[channel / p.shared] : 0.0f;
-            const float step = p.sigmoid ? 0.0f : softplus(x);
-            const float exponent = p.sigmoid ? p.bound / (1.0f + exp_p(-(rate * x))) : rate * step;
+            const float step = p.form == GateForm::Softplus ? softplus(x) : 0.0f;
+            const float exponent = p.form == GateForm::Softplus  ? rate * step
+                                   : p.form == GateForm::Sigmoid ? p.bound / (1.0f + exp_p(-(rate * x)))
+                                                                 : -exp_p(x);
             if (p.step != nullptr) p.step[token * p.step_stride + channel] = step;
             if (p.decay != nullptr) p.decay[token * p.decay_stride + channel] = exp_p(exponent);
         }
     }
 };
 
-// Lane l of a column's eight lanes holds elements 32 r + 4 l to 32 r + 4 l + 3, r < kVectors.
-template <int kVectors>
+// Lane l of a column's eight lanes holds elements 32 r + 4 l to 32 r + 4 l + 3, r < kVectors. kGeneral: also with
+// erase_read and erase_write, or with reads_before.
+template <int kVectors, bool kGeneral>
 struct ScanMatrices {
     using Params = LinearScanParams;
-    static constexpr const char *kName = "linear scan";
+    static constexpr const char *kName = kGeneral ? "general linear scan" : "linear scan";
     static constexpr int kThreads = kScanThreads, kBlocks = kVectors > 4 ? 2 : kVectors > 2 ? 3 : 4;
     static constexpr int kLanes = 32 / kScanColumns;
+    // Whether the next token's inputs are read while a token is computed: else the registers would not suffice.
+    static constexpr bool kAhead = !kGeneral || kVectors <= 4;
     using Column = float[kVectors][4];
 
     struct Token {
@@ -209,6 +214,32 @@ struct ScanMatrices {
         }
     }
 
+    static DEVICE const float *erase_row(const float *rows, int64_t stride, const Params &p, const Place &at,
+                                         int64_t token) {
+        return rows + token * stride + int64_t{at.key_head} * p.dk;
+    }
+
+    static DEVICE void add_scaled(const Column &x, float factor, Column &state) {
+#pragma unroll
+        for (int r = 0; r < kVectors; ++r)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) state[r][e] = fma_rn(x[r][e], factor, state[r][e]);
+    }
+
+    // Decay, and erasing. Erase rows are read when they are needed: registers hold no more rows.
+    static DEVICE void forget(const Params &p, const Place &at, int64_t token, float decay, Column &state) {
+        if (kGeneral && p.erase_read != nullptr) {
+            Column key;
+            load(erase_row(p.erase_read, p.erase_read_stride, p, at, token), p.dk, key);
+            const float erased = sum_of(state, key);
+            scale(p, at, token, decay, state);
+            load(erase_row(p.erase_write, p.erase_write_stride, p, at, token), p.dk, key);
+            add_scaled(key, -erased, state);
+        } else {
+            scale(p, at, token, decay, state);
+        }
+    }
+
     static DEVICE void columns(const Params &p, const ScanSequence &s, int64_t unit) {
         const auto groups = (p.dv + kScanColumns - 1) / kScanColumns;
         const auto head = static_cast<int32_t>(unit / groups),
@@ -221,18 +252,20 @@ struct ScanMatrices {
         load(s.state >= 0 && at.exists ? state_at(p.states, s.state) + in_state : nullptr, p.dk, state);
         Writes writes(p.batch, s);
         Token now, next;
-        read(p, at, s.first, next);
+        if constexpr (kAhead) read(p, at, s.first, next);
         for (int32_t t = 0; t < s.count; ++t) {
             const int64_t token = s.first + t;
-            now = next;
-            if (t + 1 < s.count) read(p, at, token + 1, next);  // arrives while this token is computed
-            scale(p, at, token, now.decay, state);
+            if constexpr (kAhead) {
+                now = next;
+                if (t + 1 < s.count) read(p, at, token + 1, next);
+            } else {
+                read(p, at, token, now);
+            }
+            const float before = kGeneral && p.reads_before ? sum_of(state, now.q) : 0.0f;
+            forget(p, at, token, now.decay, state);
             const float change = now.strength * (p.delta ? now.v - sum_of(state, now.k) : now.v);
-#pragma unroll
-            for (int r = 0; r < kVectors; ++r)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) state[r][e] = fma_rn(now.k[r][e], change, state[r][e]);
-            const float y = fma_rn(skip, now.v, sum_of(state, now.q));
+            add_scaled(now.k, change, state);
+            const float y = fma_rn(skip, now.v, kGeneral && p.reads_before ? before : sum_of(state, now.q));
             float *out = p.out + token * p.out_stride + int64_t{head} * p.dv;
             if (at.exists && lane_index() % kLanes == 0) out[column] = y;
             float *to = writes.after(t + 1, p.states);
@@ -338,9 +371,18 @@ Kernel<ScanGateParams> scan_gate_kernel() {
     return kernel_of<Gates>();
 }
 
-Kernel<LinearScanParams> linear_scan_kernel(int32_t dk) {
-    if (dk <= 64) return kernel_of<ScanMatrices<2>>();
-    return dk <= 128 ? kernel_of<ScanMatrices<4>>() : kernel_of<ScanMatrices<8>>();
+namespace {
+
+template <bool kGeneral>
+Kernel<LinearScanParams> linear_scan_kernel_for(int32_t dk) {
+    if (dk <= 64) return kernel_of<ScanMatrices<2, kGeneral>>();
+    return dk <= 128 ? kernel_of<ScanMatrices<4, kGeneral>>() : kernel_of<ScanMatrices<8, kGeneral>>();
+}
+
+}  // namespace
+
+Kernel<LinearScanParams> linear_scan_kernel(int32_t dk, bool general) {
+    return general ? linear_scan_kernel_for<true>(dk) : linear_scan_kernel_for<false>(dk);
 }
 
 Kernel<SelectiveScanParams> selective_scan_kernel(int32_t n) {

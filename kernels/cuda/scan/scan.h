@@ -54,31 +54,35 @@ struct ShortConvParams {
 Kernel<ShortConvParams> short_conv_kernel();
 
 // A thread per element.
+enum class GateForm : int32_t { Softplus, Sigmoid, Exponential };  // ScanGate::Form
 struct ScanGateParams {
     const float *in, *bias, *rate;  // bias and rate may be null
-    float *step, *decay;            // may be null or `in`; with `sigmoid`, step is null
+    float *step, *decay;            // may be null or `in`; step only with Softplus
     int64_t in_stride, step_stride, decay_stride;
     int32_t width, shared, tokens;  // shared: number of adjacent elements with the same rate
-    bool sigmoid;
+    GateForm form;
     float bound;
 };
 Kernel<ScanGateParams> scan_gate_kernel();
 
 // A warp takes kScanColumns columns of a head's matrix through a sequence's tokens, in registers. State:
-// [heads][dv][dk]. Rows of q and k begin at multiples of 16 bytes if dk is a multiple of 4.
+// [heads][dv][dk]. Rows of q, k, erase_read and erase_write begin at multiples of 16 bytes if dk is a multiple of 4.
 inline constexpr int kScanColumns = 4;
 struct LinearScanParams {
     const float *q, *k, *v;
-    const float *decay, *strength;  // may be null
-    const float *rate, *skip;       // [heads]; may be null
+    const float *decay, *strength;          // may be null
+    const float *erase_read, *erase_write;  // both are null, or neither
+    const float *rate, *skip;               // [heads]; may be null
     float *out;
-    int64_t q_stride, k_stride, v_stride, decay_stride, strength_stride, out_stride;
+    int64_t q_stride, k_stride, v_stride, decay_stride, strength_stride, erase_read_stride,
+        erase_write_stride, out_stride;
     int32_t heads, key_heads, dk, dv;
-    bool neighbors, channel_decay, delta;
+    bool neighbors, channel_decay, delta, reads_before;
     ScanStates states;
     ScanBatch batch;
 };
-Kernel<LinearScanParams> linear_scan_kernel(int32_t dk);
+// general: also with erase_read and erase_write, or with reads_before.
+Kernel<LinearScanParams> linear_scan_kernel(int32_t dk, bool general);
 
 // A warp takes kScanChannels channels through a sequence's tokens, in registers. State: [width][n]. Rows of b
 // and c begin at multiples of 16 bytes.

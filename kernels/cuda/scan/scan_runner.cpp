@@ -45,11 +45,14 @@ int64_t blocks_for(int64_t threads) {
     return divide_up(threads, kScanThreads);
 }
 
+Kernel<LinearScanParams> kernel_of_scan(const LinearScan &step) {
+    return linear_scan_kernel(step.dk, step.erase_read != kNoSlot || step.reads_before);
+}
+
 void prepare_kernels(const Program &program) {
     for_each_step<ShortConv>(program, [](const ShortConv &) { prepare(short_conv_kernel().handle, 0); });
     for_each_step<ScanGate>(program, [](const ScanGate &) { prepare(scan_gate_kernel().handle, 0); });
-    for_each_step<LinearScan>(program,
-                              [](const LinearScan &s) { prepare(linear_scan_kernel(s.dk).handle, 0); });
+    for_each_step<LinearScan>(program, [](const LinearScan &s) { prepare(kernel_of_scan(s).handle, 0); });
     for_each_step<SelectiveScan>(program, [&](const SelectiveScan &s) {
         const int64_t n = program.slots[static_cast<size_t>(s.b)].width;
         prepare(selective_scan_kernel(static_cast<int32_t>(n)).handle, 0);
@@ -134,27 +137,33 @@ void ScanRunner::enqueue(Launcher &launcher, const ScanGate &step, const Operand
     const Rows in = rows_of(*program_, operands.slots, step.in),
                dt = rows_of(*program_, operands.slots, step.step),
                decay = rows_of(*program_, operands.slots, step.decay);
-    const bool sigmoid = step.form == ScanGate::Form::Sigmoid;
+    const GateForm form = step.form == ScanGate::Form::Softplus  ? GateForm::Softplus
+                          : step.form == ScanGate::Form::Sigmoid ? GateForm::Sigmoid
+                                                                 : GateForm::Exponential;
     const int64_t rates =
         step.rate == kNoWeight ? in.width : program_->weights[static_cast<size_t>(step.rate)].cols;
-    launcher.run(scan_gate_kernel(), blocks_for(int64_t{in.width} * operands.tokens), 0,
-                 {in.data, operands.weights.floats(step.bias), operands.weights.floats(step.rate),
-                  sigmoid ? nullptr : dt.data, decay.data, in.stride, dt.stride, decay.stride, in.width,
-                  static_cast<int32_t>(in.width / rates), operands.tokens, sigmoid, step.bound});
+    launcher.run(
+        scan_gate_kernel(), blocks_for(int64_t{in.width} * operands.tokens), 0,
+        {in.data, operands.weights.floats(step.bias), operands.weights.floats(step.rate),
+         form == GateForm::Softplus ? dt.data : nullptr, decay.data, in.stride, dt.stride, decay.stride,
+         in.width, static_cast<int32_t>(in.width / rates), operands.tokens, form, step.bound});
 }
 
 // The grid is large enough for as many sequences as there are tokens.
 void ScanRunner::enqueue(Launcher &launcher, const LinearScan &step, const Operands &operands) const {
     const auto rows = [&](Slot slot) { return rows_of(*program_, operands.slots, slot); };
     const Rows q = rows(step.q), k = rows(step.k), v = rows(step.v), out = rows(step.out),
-               decay = rows(step.decay), strength = rows(step.strength);
+               decay = rows(step.decay), strength = rows(step.strength), erase_read = rows(step.erase_read),
+               erase_write = rows(step.erase_write);
     const int64_t warps = step.heads * divide_up(step.dv, kScanColumns) * operands.tokens;
-    launcher.run(linear_scan_kernel(step.dk), blocks_for(32 * warps), 0,
+    launcher.run(kernel_of_scan(step), blocks_for(32 * warps), 0,
                  {q.data,
                   k.data,
                   v.data,
                   decay.data,
                   strength.data,
+                  erase_read.data,
+                  erase_write.data,
                   operands.weights.floats(step.rate),
                   operands.weights.floats(step.skip),
                   out.data,
@@ -163,6 +172,8 @@ void ScanRunner::enqueue(Launcher &launcher, const LinearScan &step, const Opera
                   v.stride,
                   decay.stride,
                   strength.stride,
+                  erase_read.stride,
+                  erase_write.stride,
                   out.stride,
                   step.heads,
                   step.key_heads,
@@ -171,6 +182,7 @@ void ScanRunner::enqueue(Launcher &launcher, const LinearScan &step, const Opera
                   step.neighbors,
                   decay.data != nullptr && decay.width != step.heads,
                   step.delta,
+                  step.reads_before,
                   states(step.state),
                   batch()});
 }

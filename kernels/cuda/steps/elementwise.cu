@@ -46,6 +46,8 @@ struct Activate {
                 return p.negative * (exp_p(x < p.eps ? x : p.eps) - 1.0f - x) + p.beta * x;
             case ActivationKind::Identity:
                 return x;
+            case ActivationKind::Tanh:
+                return tanh_p(x);
             default:
                 return silu_p(x);
         }
@@ -147,6 +149,29 @@ struct MixStreams {
     }
 };
 
+struct Interpolate {
+    using Params = LerpParams;
+    static constexpr const char *kName = "interpolate";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        grid_dep_trigger();
+        const int64_t all = int64_t{p.tokens} * p.width, step = int64_t{block_count()} * block_threads();
+        for (int64_t n = int64_t{block_index()} * block_threads() + thread_index(); n < all; n += step) {
+            const int64_t token = n / p.width, col = n % p.width;
+            const float from = p.from ? p.from[token * p.from_stride + col] : 0.0f;
+            const float to = p.to ? p.to[token * p.to_stride + col] : 0.0f;
+            for (int32_t i = 0; i < p.outputs; ++i) {
+                const int64_t at = i * int64_t{p.width} + col;
+                float c = p.weight ? p.weight[at] : 0.0f;
+                if (p.coefficients) c = c + p.coefficients[token * p.coefficients_stride + at];
+                p.output[i].out[token * p.output[i].stride + col] = fma_rn(c, to - from, from);
+            }
+        }
+    }
+};
+
 struct Softcap {
     using Params = SoftcapParams;
     static constexpr const char *kName = "softcap";
@@ -178,6 +203,10 @@ int64_t copy_pieces_blocks(const CopyParams &params) {
 
 Kernel<MixParams> mix_kernel() {
     return kernel_of<MixStreams>();
+}
+
+Kernel<LerpParams> lerp_kernel() {
+    return kernel_of<Interpolate>();
 }
 
 Kernel<SoftcapParams> softcap_kernel() {

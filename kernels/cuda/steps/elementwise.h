@@ -20,7 +20,8 @@ enum class ActivationKind : int32_t {
     XIelu,
     Identity,
     SiluThenLimit,
-    LimitThenSilu
+    LimitThenSilu,
+    Tanh
 };
 
 // out = act(gate) * up, or act(gate) without up. Any grid.
@@ -71,6 +72,20 @@ struct MixParams {
     float scale;
 };
 Kernel<MixParams> mix_kernel();
+
+// Lerp of program.h. Each row of `from` and `to` is read once, whatever the number of outputs. Any grid.
+inline constexpr int kLerpOutputs = 8;
+struct LerpParams {
+    struct Output {
+        float *out;
+        int64_t stride;  // from token to token
+    };
+    const float *from, *to, *weight, *coefficients;  // may be null
+    int64_t from_stride, to_stride, coefficients_stride;
+    Output output[kLerpOutputs];
+    int32_t outputs, width, tokens;
+};
+Kernel<LerpParams> lerp_kernel();
 
 // x = cap * tanh(x / cap), in place. Any grid.
 struct SoftcapParams {

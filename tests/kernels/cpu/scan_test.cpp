@@ -68,12 +68,14 @@ TEST_CASE("scan: states of any shape, decay and rule agree with double precision
         std::mt19937 rng(seed);
         const int64_t tokens = 40, dk = 1 + static_cast<int64_t>(rng() % 70),
                       cols = 1 + static_cast<int64_t>(rng() % kScanColumns);
-        const bool delta = rng() % 2, channel = rng() % 2, fixed = !channel && rng() % 3 == 0,
-                   strong = rng() % 2;
+        const bool erase = seed % 3 == 2, delta = !erase && rng() % 2, channel = rng() % 2,
+                   fixed = !channel && rng() % 3 == 0, strong = rng() % 2, before = seed % 4 == 1;
         const float skip = rng() % 2 ? 0.7f : 0.0f;
         const auto rows = [&](int64_t width) { return static_cast<size_t>(tokens * width); };
         Floats q = normal(rng, rows(dk), 1), k = normal(rng, rows(dk), 1 / std::sqrt(static_cast<float>(dk)));
         const Floats v = normal(rng, rows(cols), 1);
+        const Floats erase_read = normal(rng, rows(dk), 0.7f / std::sqrt(static_cast<float>(dk))),
+                     erase_write = normal(rng, rows(dk), 0.7f / std::sqrt(static_cast<float>(dk)));
         Floats decay(rows(channel ? dk : 1)), strength(rows(1));
         for (float &w : decay) w = 0.9f + 0.1f * static_cast<float>(rng() % 1000) / 1000;
         for (float &b : strength) b = static_cast<float>(rng() % 1000) / 1000;
@@ -82,18 +84,22 @@ TEST_CASE("scan: states of any shape, decay and rule agree with double precision
                               .v = v.data(),
                               .decay = fixed ? nullptr : decay.data(),
                               .strength = strong ? strength.data() : nullptr,
+                              .erase_read = erase ? erase_read.data() : nullptr,
+                              .erase_write = erase ? erase_write.data() : nullptr,
                               .out = nullptr,
                               .qk_stride = dk,
                               .v_stride = cols,
                               .decay_stride = channel ? dk : 1,
                               .strength_stride = 1,
+                              .erase_stride = dk,
                               .out_stride = cols,
                               .dk = dk,
                               .cols = cols,
                               .fixed_decay = 0.93f,
                               .skip = skip,
                               .channel_decay = channel,
-                              .delta = delta};
+                              .delta = delta,
+                              .reads_before = before};
         Row expected, state;
         const LinearScan step{.q = 0,
                               .k = 0,
@@ -103,7 +109,8 @@ TEST_CASE("scan: states of any shape, decay and rule agree with double precision
                               .key_heads = 1,
                               .dk = static_cast<int32_t>(dk),
                               .dv = static_cast<int32_t>(cols),
-                              .delta = delta};
+                              .delta = delta,
+                              .reads_before = before};
         for (int64_t t = 0; t < tokens; ++t) {
             const auto row = [&](const Floats &all, int64_t width) {
                 return Row(all.begin() + t * width, all.begin() + (t + 1) * width);
@@ -111,7 +118,18 @@ TEST_CASE("scan: states of any shape, decay and rule agree with double precision
             const Row rq = row(q, dk), rk = row(k, dk), rv = row(v, cols),
                       w = fixed ? Row{double{0.93f}} : row(decay, channel ? dk : 1),
                       b = strong ? row(strength, 1) : Row{}, s = {double{skip}};
-            const Row out = reference::linear_scan(step, {rq, rk, rv, w, b, {}, s}, state);
+            const Row er = erase ? row(erase_read, dk) : Row{}, ew = erase ? row(erase_write, dk) : Row{};
+            const Row out = reference::linear_scan(step,
+                                                   {.q = rq,
+                                                    .k = rk,
+                                                    .v = rv,
+                                                    .decay = w,
+                                                    .strength = b,
+                                                    .erase_read = er,
+                                                    .erase_write = ew,
+                                                    .rate = {},
+                                                    .skip = s},
+                                                   state);
             expected.insert(expected.end(), out.begin(), out.end());
         }
         Floats first_out, first_state;
@@ -127,6 +145,7 @@ TEST_CASE("scan: states of any shape, decay and rule agree with double precision
                     part.q += t * dk, part.k += t * dk, part.v += t * cols;
                     if (part.decay) part.decay += t * part.decay_stride;
                     if (part.strength) part.strength += t;
+                    if (erase) part.erase_read += t * dk, part.erase_write += t * dk;
                     part.out = out.data() + t * cols;
                     table->linear(part, count, from, states[to].data());
                     from = states[to].data();
@@ -155,7 +174,8 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions agree with double precisio
         Floats rate = normal(rng, size(n * cols), 0.2f, -0.8f);
         Floats first_dt, first_decay, first_out, first_conv;
         for (const ScanKernels *table : all_tables()) {
-            Floats dt(raw.size()), decay(raw.size()), bounded(raw.size()), out(x.size()), conv(x.size());
+            Floats dt(raw.size()), decay(raw.size()), bounded(raw.size()), of_exp(raw.size()), out(x.size()),
+                conv(x.size());
             Floats states[2] = {Floats(size(n * cols), -1), Floats(size(n * cols), -1)};
             const float *from = nullptr;
             int64_t t = 0;
@@ -166,6 +186,8 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions agree with double precisio
                                 false, 0, cols, dt.data() + i * cols, decay.data() + i * cols);
                     table->gate(ScanGate::Form::Sigmoid, raw.data() + i * cols, bias.data(), skip.data(),
                                 true, -3, cols, nullptr, bounded.data() + i * cols);
+                    table->gate(ScanGate::Form::Exponential, raw.data() + i * cols, bias.data(), nullptr,
+                                false, 0, cols, nullptr, of_exp.data() + i * cols);
                 }
                 table->selective({.x = x.data() + t * cols,
                                   .dt = dt.data() + t * cols,
@@ -194,13 +216,14 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions agree with double precisio
                             conv.data() + t * cols);
             }
             decay.insert(decay.end(), bounded.begin(), bounded.end());
+            decay.insert(decay.end(), of_exp.begin(), of_exp.end());
             if (first_out.empty()) first_dt = dt, first_decay = decay, first_out = out, first_conv = conv;
             CHECK(tests::same_bits(dt, first_dt));
             CHECK(tests::same_bits(decay, first_decay));
             CHECK(tests::same_bits(out, first_out));
             CHECK(tests::same_bits(conv, first_conv));
         }
-        Row dt, decay, bounded, out, conv, state, window;
+        Row dt, decay, bounded, of_exp, out, conv, state, window;
         const Row rates = reference::to_row(rate), skips = reference::to_row(skip),
                   biases = reference::to_row(bias);
         const Row weight(rates.begin(), rates.begin() + std::min<int64_t>(n, 4) * cols);
@@ -215,6 +238,9 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions agree with double precisio
             add(bounded, reference::scan_gate({.in = 0, .form = ScanGate::Form::Sigmoid, .bound = -3},
                                               row(raw, cols), biases, std::span(skips).first(1))
                              .decay);
+            add(of_exp, reference::scan_gate({.in = 0, .form = ScanGate::Form::Exponential}, row(raw, cols),
+                                             biases, {})
+                            .decay);
             // Uses the kernels' own steps, because only the scan is compared here.
             add(out, reference::selective_scan(row(x, cols), row(first_dt, cols), row(b, n), row(c, n), rates,
                                                skips, state));
@@ -222,6 +248,7 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions agree with double precisio
         }
         check_close(first_dt, dt, 1e-6);
         decay.insert(decay.end(), bounded.begin(), bounded.end());
+        decay.insert(decay.end(), of_exp.begin(), of_exp.end());
         check_close(first_decay, decay, 2e-6);
         check_close(first_out, out, 2e-5);
         if (n >= 2) check_close(first_conv, conv, 1e-5);

@@ -156,7 +156,8 @@ TEST_CASE("gates agree with double precision and between instruction sets") {
          {Activation::Kind::Silu, Activation::Kind::GeluTanh, Activation::Kind::GeluErf,
           Activation::Kind::ReluSquared, Activation::Kind::SiluClamped, Activation::Kind::Sigmoid,
           Activation::Kind::Identity, Activation::Kind::Relu, Activation::Kind::Clamp,
-          Activation::Kind::XIelu, Activation::Kind::SiluThenLimit, Activation::Kind::LimitThenSilu})
+          Activation::Kind::XIelu, Activation::Kind::SiluThenLimit, Activation::Kind::LimitThenSilu,
+          Activation::Kind::Tanh})
         for (const int64_t n : kLengths)
             for (const bool has_up : {true, false}) {
                 if (!is_linear_in_up(act) && !has_up) continue;
@@ -180,6 +181,34 @@ TEST_CASE("gates agree with double precision and between instruction sets") {
                     CHECK(same_bits(out, scalar));
                 }
             }
+}
+
+TEST_CASE("interpolations agree with double precision and between instruction sets") {
+    Random random(4);
+    for (const int64_t n : kLengths)
+        for (int absent = 0; absent < 4; ++absent) {  // nothing, `from`, `to`, or b
+            CAPTURE(n);
+            CAPTURE(absent);
+            const auto count = static_cast<size_t>(n);
+            const Floats from = random.normal(count, 3), to = random.normal(count, 3),
+                         a = random.normal(count, 1), b = random.normal(count, 1);
+            const auto unless = [&](int which, const float *x) { return absent == which ? nullptr : x; };
+            Floats scalar(count);
+            vector_scalar().lerp(unless(1, from.data()), unless(2, to.data()), a.data(), unless(3, b.data()),
+                                 n, scalar.data());
+            for (size_t i = 0; i < count; ++i) {
+                const double x = absent == 1 ? 0 : double{from[i]}, y = absent == 2 ? 0 : double{to[i]},
+                             c = double{a[i]} + (absent == 3 ? 0 : double{b[i]});
+                CHECK(scalar[i] == doctest::Approx(x + c * (y - x)).epsilon(1e-6).scale(10));
+            }
+            for (const VectorKernels *kernels : all_kernels()) {
+                CAPTURE(kernels->name);
+                Floats out = to;
+                kernels->lerp(unless(1, from.data()), unless(2, out.data()), a.data(), unless(3, b.data()), n,
+                              out.data());
+                CHECK(same_bits(out, scalar));
+            }
+        }
 }
 
 TEST_CASE("gates saturate, and NaN stays") {
@@ -211,6 +240,11 @@ TEST_CASE("gates saturate, and NaN stays") {
         kernels->gate(Activation::Kind::Relu, {}, extreme.data(), nullptr, 8, out.data());
         CHECK(out[0] == 0);
         CHECK(out[6] == 1e30f);
+        CHECK(std::isnan(out[7]));
+        kernels->gate(Activation::Kind::Tanh, {}, extreme.data(), nullptr, 8, out.data());
+        CHECK(out[0] == -1);
+        CHECK(out[3] == 0);
+        CHECK(out[6] == 1);
         CHECK(std::isnan(out[7]));
         constexpr Activation::Parameters kNumbers{0.8f, -0.9f, 0.5f, -1e-6f};
         const auto &clamp = extreme;

@@ -102,11 +102,14 @@ Program convolution(std::mt19937 &random) {
 }
 
 // Gates have no state; their decay feeds a convolution, which has one.
-enum class Reads { Step, Decay, BoundedDecay };
+enum class Reads { Step, Decay, BoundedDecay, ExponentialDecay };
 Program gates(std::mt19937 &random, Reads reads) {
     ScanProgram p(random);
     const int64_t shared = between(random, 1, 3), rates = between(random, 1, 30), width = shared * rates;
-    const bool sigmoid = reads == Reads::BoundedDecay;
+    using Form = ScanGate::Form;
+    const Form form = reads == Reads::BoundedDecay       ? Form::Sigmoid
+                      : reads == Reads::ExponentialDecay ? Form::Exponential
+                                                         : Form::Softplus;
     const Slot in = p.input(width, normal(4)), decay = p.chance() ? p.slot(width) : in, out = p.slot(width);
     const Slot step = reads == Reads::Step ? p.slot(width) : kNoSlot;
     p.step(ScanGate{.in = in,
@@ -114,8 +117,8 @@ Program gates(std::mt19937 &random, Reads reads) {
                     .decay = decay,
                     .bias = p.chance() ? p.weight(1, width, normal(1)) : kNoWeight,
                     .rate = p.weight(1, rates, normal(0.3f, -0.8f)),
-                    .form = sigmoid ? ScanGate::Form::Sigmoid : ScanGate::Form::Softplus,
-                    .bound = sigmoid ? -4.0f : 0.0f});
+                    .form = form,
+                    .bound = form == Form::Sigmoid ? -4.0f : 0.0f});
     p.step(ShortConv{.in = step == kNoSlot ? decay : step,
                      .out = out,
                      .weight = p.weight(2, width, normal(1)),
@@ -127,7 +130,8 @@ Program matrices(std::mt19937 &random, int32_t dk) {
     ScanProgram p(random);
     const int32_t key_heads = between(random, 1, 2), heads = key_heads * between(random, 1, 2),
                   dv = between(random, 1, 9);
-    const bool channels = p.chance(), fixed = !channels && p.chance();
+    const bool channels = p.chance(), fixed = !channels && p.chance(), erases = p.chance();
+    const float of_erase = 0.7f / std::sqrt(static_cast<float>(dk));
     const Slot q = p.input(key_heads * dk, normal(1)),
                k = p.input(key_heads * dk, normal(1 / std::sqrt(static_cast<float>(dk)))),
                v = p.input(heads * dv, normal(1)), out = p.slot(heads * dv);
@@ -137,6 +141,8 @@ Program matrices(std::mt19937 &random, int32_t dk) {
                       .out = out,
                       .decay = fixed ? kNoSlot : p.input(channels ? heads * dk : heads, uniform(0.85f, 1)),
                       .strength = p.chance() ? p.input(heads, uniform(0, 1)) : kNoSlot,
+                      .erase_read = erases ? p.input(key_heads * dk, normal(of_erase)) : kNoSlot,
+                      .erase_write = erases ? p.input(key_heads * dk, normal(of_erase)) : kNoSlot,
                       .rate = fixed && p.chance() ? p.weight(1, heads, uniform(-0.2f, 0)) : kNoWeight,
                       .skip = p.chance() ? p.weight(1, heads, normal(1)) : kNoWeight,
                       .heads = heads,
@@ -144,7 +150,8 @@ Program matrices(std::mt19937 &random, int32_t dk) {
                       .dk = dk,
                       .dv = dv,
                       .neighbors = p.chance(),
-                      .delta = p.chance(),
+                      .delta = !erases && p.chance(),
+                      .reads_before = p.chance(),
                       .state = p.state(int64_t{heads} * dk * dv)});
     return p.finished(out);
 }
@@ -193,12 +200,12 @@ void check(const Program &program, std::mt19937 &random) {
 
 TEST_CASE(
     "cuda scan: convolutions and gates of any shape, with the same bits whatever the chunks and batch") {
-    for (uint32_t seed = 0; seed < 3; ++seed) {
+    for (uint32_t seed = 0; seed < 4; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
         simt::settings().seed = seed;
         check(convolution(random), random);
-        check(gates(random, static_cast<Reads>(seed % 3)), random);
+        check(gates(random, static_cast<Reads>(seed % 4)), random);
     }
     simt::settings() = {};
 }
