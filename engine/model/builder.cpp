@@ -70,8 +70,10 @@ const gguf::Tensor &Builder::vector_tensor(const std::string &name) const {
 }
 
 void Builder::check_shape(const gguf::Tensor &t, Size rows, Size cols) const {
-    // Weights of convolutions may have a dimension of 1 between the two.
-    const bool fits = t.shape[1] == rows.value || (t.shape[1] == 1 && t.shape[2] == rows.value);
+    // Weights of convolutions and interpolations may have dimensions of 1 between the two.
+    const bool fits =
+        t.shape[1] == rows.value ||
+        (t.shape[1] == 1 && (t.shape[2] == rows.value || (t.shape[2] == 1 && t.shape[3] == rows.value)));
     if (t.shape[0] == cols.value && t.elements() == rows.value * cols.value && fits) return;
     fail(std::string(t.name), "its shape is " + std::to_string(t.shape[0]) + " x " +
                                   std::to_string(t.shape[1]) + (t.rank > 2 ? " x ..." : "") + ", expected " +

@@ -10,7 +10,6 @@ constexpr std::string_view
     kDiffusion = "a diffusion language model; it needs a decoder that fills in tokens in any order",
     kSound = "an audio model, which generates no text",
     kDraft = "a draft model; it needs its target's hidden states",
-    kRwkv = "an RWKV model; it needs RWKV's time mixing",
     kIndexer = "it needs sparse attention with an indexer";
 
 constexpr OtherArchitecture kOthers[] = {
@@ -37,10 +36,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"eagle3", kDraft},
     {"dflash", kDraft},
     {"gemma4-assistant", kDraft},
-    {"rwkv6", kRwkv},
-    {"rwkv6qwen2", kRwkv},
-    {"rwkv7", kRwkv},
-    {"arwkv7", kRwkv},
     {"kimi-k3", "a hybrid; it needs attention residuals and the activation SiTU"},
     {"dots3note", kIndexer},
     {"deepseek4", "it needs compressed keys, hyper-connections and routing by token id"},

@@ -169,6 +169,24 @@ void add_recurrent(std::vector<FamilyFiles> &list) {
         {.mixer = Mixer::Plamo2});
     add({.name = "minimax-01", .arch = "minimax-01", .rope_divisor = 2, .keys = {{"residual_scale", 0.9f}}},
         {.mixer = Mixer::Lightning, .interval_key = true}, ExpertFiles{.width_key = false});
+    add({.name = "rwkv7",
+         .arch = "rwkv7",
+         .norms = {"attn_norm", "attn_norm_2"},
+         .layer_norm = true,
+         .norm_bias = true,
+         .rope = false,
+         .embedding_norm = true},
+        {.mixer = Mixer::Rwkv7, .period = 0, .channel_mix = true});
+    FamilyFiles rwkv6 = list.back();
+    rwkv6.name = rwkv6.arch = "rwkv6";
+    add(rwkv6, {.mixer = Mixer::Rwkv6, .period = 0, .channel_mix = true});
+    rwkv6.name = "rwkv6-old";
+    add(rwkv6, {.mixer = Mixer::Rwkv6, .period = 0, .channel_mix = true, .lerps_apart = true});
+    add({.name = "rwkv6qwen2", .arch = "rwkv6qwen2", .rope = false}, {.mixer = Mixer::Rwkv6, .period = 0});
+    FamilyFiles arwkv{.name = "arwkv7", .arch = "arwkv7", .rope = false};
+    add(arwkv, {.mixer = Mixer::Rwkv7, .period = 0});
+    arwkv.name = "arwkv7-gateless";
+    add(arwkv, {.mixer = Mixer::Rwkv7, .period = 0, .gate = false, .norm_of_heads = false});
     FamilyFiles kimi{.name = "kimi-linear",
                      .arch = "kimi-linear",
                      .latent = LatentFiles{.low_rank_q = false},

@@ -222,7 +222,7 @@ class Planner {
     void plan_recurrent_layer() {
         const RecurrentFiles &files = *family_.recurrent;
         if (files.mixes(layer_))
-            for (const MixerTensor &t : mixer_tensors(shape_, files, residual())) {
+            for (const MixerTensor &t : mixer_tensors(shape_, files, layer_, residual())) {
                 if (t.matrix)
                     matrix(t.name.substr(0, t.name.rfind('.')), Role::Plain, t.shape[0], t.shape[1], t.gain);
                 else
@@ -230,7 +230,7 @@ class Planner {
             }
         if (files.attends(layer_)) family_.latent ? plan_latent_attention() : plan_attention();
         if (files.attention_too) vector("ffn_norm", shape_.width, 1);  // its converter omits the suffix
-        if (!files.feeds(layer_)) return;
+        if (!files.has_ffn(layer_)) return;
         if (has_experts())
             plan_experts();
         else

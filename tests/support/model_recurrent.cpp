@@ -1,6 +1,7 @@
 #include "tests/support/model_recurrent.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tests/support/model_maker.h"
 
@@ -19,7 +20,118 @@ MixerSizes::MixerSizes(const ModelShape &shape, Mixer mixer)
            : mixer == Mixer::Mamba2 || mixer == Mixer::Plamo2 ? inner / shape.head_dim
                                                               : std::max<int64_t>(1, shape.width / 16)) {}
 
-std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, float residual) {
+RwkvSizes::RwkvSizes(const ModelShape &shape) : head(shape.width % 64 == 0 ? 64 : shape.head_dim) {
+    const int64_t heads = shape.width / head;
+    key_heads = heads % 2 == 0 ? heads / 2 : heads;
+}
+
+namespace {
+
+// Of one layer.
+class RwkvTensors {
+  public:
+    RwkvTensors(const ModelShape &shape, const RecurrentFiles &files, int64_t layer, float residual)
+        : shape_(shape), files_(files), sizes_(shape), layer_(layer), residual_(residual) {}
+
+    std::vector<MixerTensor> of_7() {
+        interpolation("time_mix_lerp_fused", files_.gate ? 6 : 5);
+        vector("time_mix_w0", -3, 0.5f);  // a memory of about thirty tokens
+        low_rank("time_mix_w", sizes_.decay, 1);
+        vector("time_mix_a0", 0);
+        low_rank("time_mix_a", sizes_.rate, 1);
+        vector("time_mix_v0", 0);
+        low_rank("time_mix_v", layer_ == 0 ? sizes_.rate : sizes_.value,
+                 1);  // the first layer's are not used
+        if (files_.gate) low_rank("time_mix_g", sizes_.gate, 2);
+        vector("time_mix_k_k", 1, 0.3f);
+        vector("time_mix_k_a", 1, 0.3f);
+        vector("time_mix_r_k", 0);
+        for (const char *name : {"time_mix_receptance", "time_mix_key", "time_mix_value"})
+            matrix(name, width(), width(), 1);
+        if (files_.norm_of_heads) norm_of_heads();
+        // Without the norm, outputs are as large as sums over the memory of a head.
+        matrix("time_mix_output", width(), width(), files_.norm_of_heads ? 2 * residual_ : 0.1f * residual_);
+        if (files_.channel_mix) channel_mix();
+        return std::move(list_);
+    }
+
+    std::vector<MixerTensor> of_6() {
+        const int64_t keys = files_.channel_mix ? width() : sizes_.key_heads * sizes_.head;
+        interpolation("time_mix_lerp_x", 1);
+        if (files_.lerps_apart)
+            for (const char *name : {"w", "k", "v", "r", "g"})
+                interpolation(std::string("time_mix_lerp_") + name, 1);
+        else
+            interpolation("time_mix_lerp_fused", 5);
+        numbers("time_mix_w1.weight", {width(), 5 * sizes_.shift}, 0, sigma(width()));
+        numbers("time_mix_w2.weight", {sizes_.shift, width(), 5}, 0, 0.3f * sigma(sizes_.shift));
+        vector("time_mix_decay", -3.5f, 0.5f);  // a memory of about thirty tokens
+        numbers("time_mix_decay_w1.weight", {width(), sizes_.decay}, 0, sigma(width()));
+        numbers("time_mix_decay_w2.weight", {sizes_.decay, width()}, 0, 0.5f * sigma(sizes_.decay));
+        matrix("time_mix_receptance", width(), width(), 1);
+        matrix("time_mix_key", width(), keys, 1);
+        matrix("time_mix_value", width(), keys, 1);
+        matrix("time_mix_gate", width(), width(), 2);
+        if (files_.channel_mix) {
+            numbers("time_mix_first.weight", {sizes_.head, width() / sizes_.head}, 0.5f, 0.3f);
+            norm_of_heads();
+            channel_mix();
+            interpolation("channel_mix_lerp_r", 1);
+            matrix("channel_mix_receptance", width(), width(), 2);
+        } else {
+            numbers("time_mix_receptance.bias", {width()}, 0);
+            numbers("time_mix_key.bias", {keys}, 0);
+            numbers("time_mix_value.bias", {keys}, 0);
+        }
+        matrix("time_mix_output", width(), width(), (files_.channel_mix ? 2 : 8) * residual_);
+        return std::move(list_);
+    }
+
+  private:
+    int64_t width() const { return shape_.width; }
+    // With it, products of a row with numbers of variance 1 have variance 1.
+    static float sigma(int64_t cols) { return 1 / std::sqrt(static_cast<float>(cols)); }
+    void matrix(const std::string &name, int64_t cols, int64_t rows, float gain) {
+        list_.push_back({name + ".weight", {cols, rows}, true, gain});
+    }
+    void numbers(const std::string &name, std::vector<int64_t> shape, float mean, float deviation = 0.1f) {
+        list_.push_back({name, std::move(shape), false, 1, mean, deviation});
+    }
+    void vector(const std::string &name, float mean, float deviation = 0.1f) {
+        numbers(name + ".weight", {width()}, mean, deviation);
+    }
+    // Files have these matrices in F32.
+    void low_rank(const std::string &name, int64_t rank, float gain) {
+        numbers(name + "1.weight", {width(), rank}, 0, sigma(width()));
+        numbers(name + "2.weight", {rank, width()}, 0, gain * sigma(rank));
+    }
+    void interpolation(const std::string &name, int64_t count) {
+        numbers(name + ".weight", {width(), 1, 1, count}, 0.5f, 0.3f);
+    }
+    void norm_of_heads() {
+        vector("time_mix_ln", 1);
+        numbers("time_mix_ln.bias", {width()}, 0);
+    }
+    void channel_mix() {
+        interpolation("channel_mix_lerp_k", 1);
+        matrix("channel_mix_key", width(), shape_.ff, 1);
+        matrix("channel_mix_value", shape_.ff, width(), 2 * residual_);
+    }
+
+    const ModelShape &shape_;
+    const RecurrentFiles &files_;
+    RwkvSizes sizes_;
+    int64_t layer_;
+    float residual_;
+    std::vector<MixerTensor> list_;
+};
+
+}  // namespace
+
+std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, int64_t layer,
+                                       float residual) {
+    if (files.mixer == Mixer::Rwkv7) return RwkvTensors(shape, files, layer, residual).of_7();
+    if (files.mixer == Mixer::Rwkv6) return RwkvTensors(shape, files, layer, residual).of_6();
     const MixerSizes s(shape, files.mixer);
     const int64_t width = shape.width;
     std::vector<MixerTensor> list;
@@ -128,6 +240,9 @@ std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentF
             matrix("attn_output", all, width, 2 * residual);
             break;
         }
+        case Mixer::Rwkv6:
+        case Mixer::Rwkv7:
+            break;  // above
     }
     return list;
 }
@@ -159,6 +274,25 @@ void add_recurrent_metadata(const ModelShape &shape, const RecurrentFiles &files
     }
     if (files.mixer == Mixer::ShortConv) return add("shortconv.l_cache", s.taps);
     if (files.mixer == Mixer::Lightning) return;
+    if (files.mixer == Mixer::Rwkv6) {
+        const RwkvSizes r(shape);
+        add("wkv.head_size", r.head);
+        add("time_mix_extra_dim", r.shift);
+        add("time_decay_extra_dim", r.decay);
+        if (files.channel_mix) return add("rescale_every_n_layers", 2);
+        add("token_shift_count", 1);
+        return add("attention.head_count_kv", r.key_heads);
+    }
+    if (files.mixer == Mixer::Rwkv7) {
+        const RwkvSizes r(shape);
+        add("wkv.head_size", r.head);
+        add("attention.decay_lora_rank", r.decay);
+        add("attention.iclr_lora_rank", r.rate);
+        add("attention.value_residual_mix_lora_rank", r.value);
+        add("attention.gate_lora_rank", files.gate ? r.gate : 0);
+        if (!files.channel_mix) add("token_shift_count", 1);
+        return;
+    }
     add("ssm.conv_kernel", s.taps);
     if (files.mixer == Mixer::KimiDelta) return add("kda.head_dim", shape.head_dim);
     add("ssm.inner_size", s.inner);

@@ -13,7 +13,7 @@ namespace runnel::testing {
 struct ModelShape;
 
 struct RecurrentFiles {
-    enum class Mixer { GatedDelta, ShortConv, Mamba2, Mamba, Plamo2, KimiDelta, Lightning };
+    enum class Mixer { GatedDelta, ShortConv, Mamba2, Mamba, Plamo2, KimiDelta, Lightning, Rwkv6, Rwkv7 };
     Mixer mixer;
     int64_t period = 3;          // the last of this many layers has attention; 0: none has
     bool attention_too = false;  // in every layer, besides the mixer
@@ -27,10 +27,15 @@ struct RecurrentFiles {
     float rate = -0.6f;          // ssm_a
     bool normed_inputs = false;  // ssm_{dt,b,c}_norm
     bool mixed_experts = false;  // experts in every second layer only
+    // Of RWKV: channel_mix_* in place of ffn_*; RWKV-7's gate, and its norm of heads; RWKV-6's interpolations in a
+    // tensor each.
+    bool channel_mix = false, gate = true, norm_of_heads = true, lerps_apart = false;
     std::string final_norm = "output_norm";
 
     bool mixes(int64_t layer) const { return alternating ? layer % 4 == 0 : attention_too || !last(layer); }
     bool attends(int64_t layer) const { return alternating ? layer % 4 == 2 : attention_too || last(layer); }
+    // Whether a layer has ffn_* tensors.
+    bool has_ffn(int64_t layer) const { return feeds(layer) && !channel_mix; }
     bool feeds(int64_t layer) const { return alternating ? layer % 2 == 1 : feed_forward; }
 
   private:
@@ -51,8 +56,17 @@ struct MixerSizes {
     int64_t taps, inner, state, groups, rank;
 };
 
-// residual: gain of the output that is added to the residual stream.
-std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, float residual);
+// The tensors of a layer. residual: gain of the output that is added to the residual stream.
+std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, int64_t layer,
+                                       float residual);
+
+// RWKV: the width of a head, and the ranks of its products of two matrices. (llama.cpp's AVX-512 code needs
+// multiples of 64.)
+struct RwkvSizes {
+    explicit RwkvSizes(const ModelShape &shape);
+    int64_t head, decay = 16, rate = 24, value = 8, gate = 32, shift = 12;
+    int64_t key_heads;  // of RWKV-6 with Qwen2's networks
+};
 
 // The keys that differ from those of other families: feed_forward_length, attention.head_count_kv and ssm.*.
 // latent: attention has the keys of latent attention.

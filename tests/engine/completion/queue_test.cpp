@@ -376,7 +376,7 @@ TEST_CASE("queue: on the CPU, batches, chunks and preemption do not change the t
 
 TEST_CASE("queue: recurrent models on the CPU give the same tokens alone, beside others and with drafts") {
     int64_t preemptions = 0, accepted = 0;
-    for (const char *arch : {"qwen35", "lfm2"}) {
+    for (const char *arch : {"qwen35", "lfm2", "rwkv7"}) {
         CAPTURE(arch);
         std::mt19937 rng(6);
         ModelShape shape;

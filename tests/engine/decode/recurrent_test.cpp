@@ -243,7 +243,7 @@ TEST_CASE(
     "recurrent: on the CPU, bits are the same alone and after any batching, chunking, fork, truncation and "
     "preemption") {
     for (const char *arch : {"qwen35", "qwen3next", "lfm2", "jamba", "nemotron_h", "plamo2", "minimax-01",
-                             "kimi-linear", "bailingmoe3"}) {
+                             "kimi-linear", "bailingmoe3", "rwkv7", "arwkv7", "rwkv6", "rwkv6qwen2"}) {
         CAPTURE(arch);
         std::mt19937 rng(6);
         const TemporaryModel file(tiny(arch));

@@ -75,7 +75,8 @@ TEST_CASE("several GPUs: two to eight give the bits of one, in every kind of fam
     for (const auto &[arch, layers, gpus, types] :
          {Case{"llama", 7, 8, {Q4_0, FP8}}, Case{"qwen3moe", 2, 2, {Q8_0, Q8_0}},
           Case{"gemma3", 6, 4, {F16, F16}}, Case{"deepseek2-lite", 2, 3, {F16, F16}},
-          Case{"qwen35", 4, 5, {F16, F16}}, Case{"mamba2", 5, 6, {F16, F16}}}) {
+          Case{"qwen35", 4, 5, {F16, F16}}, Case{"mamba2", 5, 6, {F16, F16}},
+          Case{"rwkv7", 3, 3, {F16, F16}}}) {
         CAPTURE(arch);
         CAPTURE(gpus);
         const Gpus emulated(gpus);
@@ -109,7 +110,7 @@ TEST_CASE("several GPUs: cut by rows, two to eight give the bits of one, in ever
     for (const auto &[arch, layers, gpus, types] :
          {Case{"llama", 2, 8, {Q4_0, FP8}}, Case{"qwen3moe", 1, 2, {Q8_0, Q8_0}},
           Case{"gemma3", 6, 2, {F16, F16}}, Case{"deepseek2-lite", 1, 3, {F16, F16}},
-          Case{"qwen35", 4, 3, {F16, F16}}}) {
+          Case{"qwen35", 4, 3, {F16, F16}}, Case{"rwkv7", 2, 2, {F16, F16}}}) {
         CAPTURE(arch);
         CAPTURE(gpus);
         const Gpus emulated(gpus);

@@ -30,12 +30,27 @@ bool names_one_of(const std::string &error, const std::vector<std::string_view> 
 
 // Tensors without which a file is a valid model of another kind.
 bool is_optional(std::string_view tensor) {
-    for (const std::string_view end :
-         {"output.weight", "attn_sinks.weight", "layer_output_scale.weight", "exp_probs_b.bias",
-          "exp_probs_b", "attn_output.bias", "attn_qkv.bias", "ffn_down_exps.scale", "ffn_up.bias",
-          "ffn_down.bias", "ffn_gate_inp_shexp.weight", "ffn_gate_inp.bias", "ffn_gate_exps.bias",
-          "ffn_up_exps.bias", "ffn_down_exps.bias", "attn_q_norm.weight", "ssm_conv1d.bias",
-          "ssm_norm.weight"})
+    for (const std::string_view end : {"output.weight",
+                                       "attn_sinks.weight",
+                                       "layer_output_scale.weight",
+                                       "exp_probs_b.bias",
+                                       "exp_probs_b",
+                                       "attn_output.bias",
+                                       "attn_qkv.bias",
+                                       "ffn_down_exps.scale",
+                                       "ffn_up.bias",
+                                       "ffn_down.bias",
+                                       "ffn_gate_inp_shexp.weight",
+                                       "ffn_gate_inp.bias",
+                                       "ffn_gate_exps.bias",
+                                       "ffn_up_exps.bias",
+                                       "ffn_down_exps.bias",
+                                       "attn_q_norm.weight",
+                                       "ssm_conv1d.bias",
+                                       "ssm_norm.weight",
+                                       "time_mix_key.bias",
+                                       "time_mix_value.bias",
+                                       "time_mix_receptance.bias"})
         if (tensor.ends_with(end)) return tensor != "attn_output.weight";
     const bool of_qkv = tensor.find("attn_q.") != tensor.npos || tensor.find("attn_k.") != tensor.npos ||
                         tensor.find("attn_v.") != tensor.npos;
@@ -55,6 +70,8 @@ std::vector<std::string_view> neighbors(std::string_view tensor) {
 bool is_tried(std::string_view tensor) {
     if (tensor.find(".vis_") != tensor.npos || tensor.find(".indexer.") != tensor.npos)
         return false;  // not read
+    if (tensor.starts_with("blk.0.time_mix_v") && !tensor.starts_with("blk.0.time_mix_value"))
+        return false;  // not read in RWKV-7's first layer
     return !tensor.starts_with("blk.") || tensor.starts_with("blk.0.") || tensor.starts_with("blk.5.");
 }
 
@@ -75,7 +92,8 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     for (const std::string_view end :
          {".context_length", ".sliding_window", ".sliding_window_pattern", ".expert_used_count",
           ".expert_shared_count", ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",
-          ".original_context_length", ".shared_kv_layers", ".temperature_length", ".num_loops"})
+          ".original_context_length", ".shared_kv_layers", ".temperature_length", ".num_loops",
+          ".rescale_every_n_layers"})
         if (key.ends_with(end)) return true;
     return false;
 }

@@ -49,6 +49,8 @@ ModelShape shape_of(const std::string &arch) {
         shape.width = shape.ff = 32;
         // Two mixers, or a mixer and a feed-forward network, then attention.
         if (files->recurrent->period > 0 && !files->recurrent->attention_too) shape.layers = 3;
+        // RWKV: the second layer reads values of the first, or halves the residual stream.
+        if (arch.find("rwkv") != arch.npos) shape.layers = 2;
     }
     if (files->gemma3n) shape.layers = 4;  // one of each kind
     if (files->gemma4) {
@@ -228,7 +230,7 @@ TEST_CASE("gpu families: every family with recurrent layers gives the same text 
 }
 
 TEST_CASE("gpu families: recurrent layers give the same bits whatever the chunks, batch and roll-backs") {
-    for (const char *arch : {"qwen35", "minimax-01", "kimi-linear"}) {
+    for (const char *arch : {"qwen35", "minimax-01", "kimi-linear", "rwkv7"}) {
         CAPTURE(arch);
         ModelShape shape = shape_of(arch);
         shape.vocab = 260;

@@ -122,6 +122,67 @@ TEST_CASE("linear attention: keys that ask for another computation are refused")
     refused(EditedModel(tiny("plamo2", 4)).set("plamo2.ssm.group_count", uint32_t{2}), "ssm.group_count");
 }
 
+TEST_CASE("linear attention: files of RWKV-7 with wrong sizes, keys and tensors are refused") {
+    const auto refused = [](const EditedModel &model, const std::string &message) {
+        const std::string error = model.error();
+        CAPTURE(error);
+        CHECK(error.find(message) != error.npos);
+    };
+    const EditedModel model(tiny("rwkv7", 4)), hybrid(tiny("arwkv7", 4));
+    CHECK(model.error() == "");
+    CHECK(EditedModel(model).set("rwkv7.token_shift_count", uint32_t{2}).error() == "");
+    refused(EditedModel(model).set("rwkv7.token_shift_count", uint32_t{1}), "rwkv7.token_shift_count");
+    refused(EditedModel(hybrid).set("arwkv7.token_shift_count", uint32_t{2}), "arwkv7.token_shift_count");
+    refused(EditedModel(model).set("rwkv7.wkv.head_size", uint32_t{7}), "wkv.head_size: does not divide");
+    refused(EditedModel(model).set("rwkv7.wkv.head_size", uint32_t{0}), "wkv.head_size");
+    refused(EditedModel(model).without("rwkv7.wkv.head_size"), "wkv.head_size");
+    refused(EditedModel(model).without("rwkv7.attention.decay_lora_rank"), "attention.decay_lora_rank");
+    refused(EditedModel(model).set("rwkv7.attention.iclr_lora_rank", uint32_t{5}),
+            "blk.0.time_mix_a1.weight");
+    refused(EditedModel(model).set("rwkv7.feed_forward_length", uint32_t{0}), "feed_forward_length");
+    refused(EditedModel(model).without_tensor("blk.1.time_mix_g1.weight"),
+            "blk.1.time_mix_g1.weight: missing");
+    refused(EditedModel(model).without_tensor("blk.0.time_mix_ln.weight"),
+            "blk.0.time_mix_ln.weight: missing");
+    refused(EditedModel(model).without_tensor("token_embd_norm.bias"), "token_embd_norm.bias: missing");
+    refused(EditedModel(model).tensor("blk.0.time_mix_lerp_fused.weight", gguf::Type::F32, {48, 1, 1, 5}),
+            "blk.0.time_mix_lerp_fused.weight: its shape");
+    refused(EditedModel(model).tensor("blk.2.attn_q.weight", gguf::Type::F32, {48, 48}),
+            "has no such weight");
+    // The values of the first layer are those that later layers mix in: it needs no tensors for that.
+    CHECK(EditedModel(model)
+              .without_tensor("blk.0.time_mix_v0.weight")
+              .without_tensor("blk.0.time_mix_v1.weight")
+              .without_tensor("blk.0.time_mix_v2.weight")
+              .error() == "");
+    refused(EditedModel(model).without_tensor("blk.1.time_mix_v0.weight"),
+            "blk.1.time_mix_v0.weight: missing");
+}
+
+TEST_CASE("linear attention: files of RWKV-6 with wrong sizes, keys and tensors are refused") {
+    const auto refused = [](const EditedModel &model, const std::string &message) {
+        const std::string error = model.error();
+        CAPTURE(error);
+        CHECK(error.find(message) != error.npos);
+    };
+    const EditedModel model(tiny("rwkv6", 4)), hybrid(tiny("rwkv6qwen2", 4));
+    CHECK(model.error() == "");
+    CHECK(hybrid.error() == "");
+    CHECK(EditedModel(model).without("rwkv6.rescale_every_n_layers").error() == "");
+    refused(EditedModel(model).set("rwkv6.rescale_every_n_layers", -1), "rescale_every_n_layers");
+    refused(EditedModel(hybrid).set("rwkv6qwen2.rescale_every_n_layers", uint32_t{2}),
+            "rescale_every_n_layers");
+    refused(EditedModel(hybrid).set("rwkv6qwen2.attention.head_count_kv", uint32_t{4}), "does not divide");
+    refused(EditedModel(hybrid).set("rwkv6qwen2.token_shift_count", uint32_t{2}), "token_shift_count");
+    refused(EditedModel(model).without("rwkv6.time_mix_extra_dim"), "time_mix_extra_dim");
+    refused(EditedModel(model).set("rwkv6.time_decay_extra_dim", uint32_t{3}),
+            "blk.0.time_mix_decay_w1.weight");
+    refused(EditedModel(model).without_tensor("blk.1.time_mix_first.weight"),
+            "blk.1.time_mix_first.weight: missing");
+    refused(EditedModel(model).without_tensor("blk.1.time_mix_lerp_fused.weight"),
+            "blk.1.time_mix_lerp_w.weight: missing");
+}
+
 // The converter of PLaMo 2 writes 0 heads for the layers without attention.
 TEST_CASE("linear attention: PLaMo 2's numbers of heads may be given by layer") {
     const std::vector<int32_t> heads = {0, 0, 4, 0, 0, 4};

@@ -225,8 +225,8 @@ TEST_CASE("model: experts have factors of their own for gate, up and down") {
 }
 
 TEST_CASE("model: an unsupported architecture is refused with its kind and the missing feature") {
-    check_refused(EditedModel().set("general.architecture", "rwkv7"),
-                  "\"rwkv7\" is not supported: an RWKV model; it needs RWKV's time mixing (runnel inspect "
+    check_refused(EditedModel().set("general.architecture", "hrm_text"),
+                  "\"hrm_text\" is not supported: it needs cycles over stacks of layers (runnel inspect "
                   "--supported lists all that are)");
     check_refused(EditedModel().set("general.architecture", "bert"), "generates no text");
     check_refused(EditedModel().set("general.architecture", "llama17"), "\"llama17\" is not known");

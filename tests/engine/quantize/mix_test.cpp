@@ -134,6 +134,38 @@ TEST_CASE("mix: the user's types override the mix, and shapes override both") {
     CHECK(find_mix("q4_k") == find_mix("Q4_K_M"));
 }
 
+TEST_CASE("mix: of RWKV, only the large matrices are quantized") {
+    const std::vector<std::pair<std::string, TensorShape>> kept = {
+        {"time_mix_lerp_fused", {{}, Type::F32, {512, 1, 1, 6}}},
+        {"time_mix_lerp_x", {{}, Type::F32, {512, 1, 1, 1}}},
+        {"time_mix_w0", {{}, Type::F32, {512, 1, 1, 1}}},
+        {"time_mix_w1", {{}, Type::F32, {512, 256, 1, 1}}},
+        {"time_mix_w2", {{}, Type::F32, {256, 512, 1, 1}}},
+        {"time_mix_a1", {{}, Type::F32, {512, 256, 1, 1}}},
+        {"time_mix_v2", {{}, Type::F32, {256, 512, 1, 1}}},
+        {"time_mix_g1", {{}, Type::F32, {512, 256, 1, 1}}},
+        {"time_mix_first", {{}, Type::F32, {256, 2, 1, 1}}},
+        {"time_mix_decay_w2", {{}, Type::F32, {256, 512, 1, 1}}},
+        {"channel_mix_lerp_k", {{}, Type::F32, {512, 1, 1, 1}}},
+    };
+    Llama rwkv;
+    for (const auto &[name, tensor] : kept) {
+        rwkv.names.push_back("blk.0." + name + ".weight");
+        rwkv.tensors.push_back(tensor);
+    }
+    for (const char *name : {"time_mix_key", "time_mix_receptance", "channel_mix_value"}) {
+        rwkv.names.push_back(std::string("blk.0.") + name + ".weight");
+        rwkv.tensors.push_back({{}, Type::F32, {512, 512, 1, 1}});
+    }
+    for (size_t i = 0; i < rwkv.names.size(); ++i) rwkv.tensors[i].name = rwkv.names[i];
+    for (const auto &[name, type] : types_of("Q4_K_M", rwkv, {"rwkv7", 1, 0, 0, 0})) {
+        CAPTURE(name);
+        const bool large = name.find("key") != name.npos || name.find("receptance") != name.npos ||
+                           name.find("value") != name.npos;
+        CHECK(type == (large ? Type::Q4_K : Type::F32));
+    }
+}
+
 TEST_CASE("mix: tensors are written by layer, then by name") {
     Llama llama{.layers = 11};
     llama.make();

@@ -256,7 +256,8 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions agree with double precisio
 }
 
 TEST_CASE("recurrent steps: same bits whatever the chunks, batch, threads, instruction set and roll-backs") {
-    for (const char *arch : {"qwen35", "qwen3next-old", "lfm2", "mamba2", "falcon-mamba", "falcon-h1"}) {
+    for (const char *arch :
+         {"qwen35", "qwen3next-old", "lfm2", "mamba2", "falcon-mamba", "falcon-h1", "rwkv7", "rwkv6"}) {
         CAPTURE(arch);
         testing::ModelShape shape;
         shape.arch = arch, shape.layers = 3, shape.width = 32, shape.ff = 40, shape.heads = 4;

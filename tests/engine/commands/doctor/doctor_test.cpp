@@ -139,7 +139,9 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
                                      {"qwen3", "Q4_0"},
                                      {"gemma2", "F16"},
                                      {"gpt-oss", "MXFP4"},
-                                     {"deepseek2", "Q8_0"}}) {
+                                     {"deepseek2", "Q8_0"},
+                                     {"rwkv7", "F16"},
+                                     {"rwkv6", "F16"}}) {
         CAPTURE(arch);
         const TemporaryModel tiny(shape_of(arch, type));
         const model::Model model = model::build(tiny.file);
@@ -159,7 +161,9 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
         }
         CHECK(matrices >= 2);
         // (llama is checked below; the emulator is slow.)
-        if (std::string(arch) != "gpt-oss" && std::string(arch) != "deepseek2") continue;
+        if (std::string(arch) != "gpt-oss" && std::string(arch) != "deepseek2" &&
+            std::string(arch) != "rwkv7")
+            continue;
         for (const Finding &f : check_all(model.program, emulated())) {
             CAPTURE(f.subject);
             CAPTURE(f.detail);
