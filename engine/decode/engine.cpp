@@ -59,7 +59,10 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     model_ = model::build(file_, options.context, notes);
     if (options.cache.window > 0)
         model::impose_window(model_.program, options.cache.window, options.cache.sinks);
-    find_draft_block(options);
+    if (options.eagle3.empty())
+        find_draft_block(options);
+    else
+        open_head(options);
     start(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
     if (!tokenizer_->note().empty()) notes_.push_back(tokenizer_->note());
@@ -84,10 +87,28 @@ void Engine::find_draft_block(const EngineOptions &options) {
                               ? "the file has no next-token-prediction block"
                               : "the next-token-prediction block of this file is not supported";
     else if (options.cache.window > 0)
-        no_draft_block_ = "the next-token-prediction block does not work with --window";
+        no_draft_block_ = draft_block_cannot("does not work with --window");
     else if (!whole_group(model_.program))
-        no_draft_block_ = "the next-token-prediction block needs a model with a full attention layer";
+        no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
     if (!no_draft_block_.empty()) draft_blocks_.clear();
+}
+
+std::string Engine::draft_block_cannot(const std::string &what) const {
+    return (head_file_ ? "an EAGLE-3 head " : "the next-token-prediction block ") + what;
+}
+
+void Engine::open_head(const EngineOptions &options) {
+    head_file_ = gguf::File::open(options.eagle3);
+    if (options.cache.window > 0)
+        no_draft_block_ = draft_block_cannot("does not work with --window");
+    else if (options.device.split == Split::Tensor)
+        no_draft_block_ = draft_block_cannot("does not work with --split tensor");
+    else if (!whole_group(model_.program))
+        no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
+    if (!no_draft_block_.empty()) return;
+    head_ = model::add_eagle3(model_, file_, *head_file_, options.context);
+    draft_blocks_ = {head_->program};
+    for (const std::string &note : head_->notes) notes_.push_back("draft: " + note);
 }
 
 void Engine::start(const EngineOptions &options) {
@@ -153,7 +174,7 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
 
 void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice &choice) {
     if (!draft_blocks_.empty()) {
-        no_draft_block_ = "the next-token-prediction block does not work with --split tensor";
+        no_draft_block_ = draft_block_cannot("does not work with --split tensor");
         draft_blocks_.clear();
     }
     TensorPlan plan =
@@ -174,7 +195,7 @@ void Engine::start_processes(const EngineOptions &options, int processes) {
         throw DecodeError(DecodeError::Kind::BadInput,
                           "several processes run a model on CPUs only: leave out --device");
     draft_blocks_.clear();
-    no_draft_block_ = "the next-token-prediction block does not work with --split tensor";
+    no_draft_block_ = draft_block_cannot("does not work with --split tensor");
     TensorPlan plan =
         plan_processes(model_.program, cpu_, processes, options.device.placement, context_request(options));
     kernels::Communicator &group = kernels::process_group();
@@ -269,12 +290,14 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
         processes_ ? kernels::make_leading_backend(cpu_->backend(), *processes_, tensor_shares_)
                    : another_backend();
     if (!draft_blocks_.empty() && divided_)
-        no_draft_block_ =
-            "the next-token-prediction block needs all layers on GPUs or all on the CPU (now: " + placement_ +
-            "): add --device cpu";
+        no_draft_block_ = draft_block_cannot(
+            "needs all layers on GPUs or all on the CPU (now: " + placement_ + "): add --device cpu");
     else if (!draft_blocks_.empty())
-        backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>(),
-                                     model::state_of(draft_blocks_.front()));
+        backend =
+            keep_hidden_states(std::move(backend),
+                               states_ = std::make_shared<HiddenStates>(
+                                   head_ ? HiddenStates::Pairs::WithNext : HiddenStates::Pairs::WithBefore),
+                               model::state_of(draft_blocks_.front()));
     executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
                                            ExecutorOptions{.context = plan.context,
                                                            .batch = options.batch,

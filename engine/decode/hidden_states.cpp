@@ -39,7 +39,9 @@ void HiddenStates::put(std::span<const BlockId> table, int32_t cell, std::span<c
     const auto to = block.states.begin() + (cell % kBlockTokens) * width_;
     std::transform(state.begin(), state.begin() + width_, to, gguf::f32_to_f16);
     block.known |= bit_of(cell);
-    for (uint32_t &marked : block.marked) marked &= ~bit_of(cell);
+    uint32_t changed = bit_of(cell);
+    if (pairs_ == Pairs::WithNext && cell % kBlockTokens != 0) changed |= bit_of(cell - 1);
+    for (uint32_t &marked : block.marked) marked &= ~changed;
 }
 
 void HiddenStates::get(std::span<const BlockId> table, int32_t cell, std::span<float> state) const {
@@ -62,21 +64,36 @@ void HiddenStates::forget(BlockId block) {
     blocks_[static_cast<size_t>(block)] = {};
 }
 
-bool HiddenStates::is_marked(std::span<const BlockId> table, int32_t cell, size_t block) const {
-    return (blocks_[block_of(table, cell)].marked[block] & bit_of(cell)) != 0;
+// The last cell of a block depends on the first token of the next one, which differs between sequences that share the
+// block.
+bool HiddenStates::ends_block_for_other(const Block &block, int32_t cell,
+                                        std::span<const int32_t> tokens) const {
+    return pairs_ == Pairs::WithNext && cell % kBlockTokens == kBlockTokens - 1 &&
+           block.next != tokens[static_cast<size_t>(cell) + 1];
 }
 
-void HiddenStates::mark(std::span<const BlockId> table, int32_t cell, size_t block) {
-    blocks_[block_of(table, cell)].marked[block] |= bit_of(cell);
+bool HiddenStates::is_marked(std::span<const BlockId> table, int32_t cell, size_t block,
+                             std::span<const int32_t> tokens) const {
+    const Block &in = blocks_[block_of(table, cell)];
+    return (in.marked[block] & bit_of(cell)) != 0 && !ends_block_for_other(in, cell, tokens);
+}
+
+void HiddenStates::mark(std::span<const BlockId> table, int32_t cell, size_t block,
+                        std::span<const int32_t> tokens) {
+    Block &in = blocks_[block_of(table, cell)];
+    in.marked[block] |= bit_of(cell);
+    if (pairs_ == Pairs::WithNext && cell % kBlockTokens == kBlockTokens - 1)
+        in.next = tokens[static_cast<size_t>(cell) + 1];
 }
 
 int32_t HiddenStates::next_unmarked(std::span<const BlockId> table, int32_t cell, int32_t length,
-                                    size_t block) const {
+                                    size_t block, std::span<const int32_t> tokens) const {
     while (cell < length) {
-        const int32_t marked =
-            std::countr_one(blocks_[block_of(table, cell)].marked[block] >> (cell % kBlockTokens));
+        const Block &in = blocks_[block_of(table, cell)];
+        const int32_t marked = std::countr_one(in.marked[block] >> (cell % kBlockTokens));
         cell += marked;
         if (marked == 0 || cell % kBlockTokens != 0) break;
+        if (cell <= length && ends_block_for_other(in, cell - 1, tokens)) return cell - 1;
     }
     return std::min(cell, length);
 }

@@ -1,7 +1,8 @@
-// The hidden state behind every cached token, for the file's draft blocks (model/draft_block.h).
+// The hidden state behind every cached token, for the file's draft blocks (model/draft_block.h) or an EAGLE-3 head
+// (model/eagle3.h).
 //
-// A model's pass gives the state after its last norm or before it. The draft block reads the state of the token
-// before. States are kept by place in the paged cache (block and cell of the layers without a window), and are thus
+// A model's pass gives the state: the one after its last norm or before it, or, for a head, g. The draft block reads the
+// state of the token before. States are kept by place in the paged cache (block and cell of the layers without a window), and are thus
 // shared, forked, copied on write and rolled back with the keys and values. They are F16, 2 * width bytes for
 // each cell. Prompt files do not hold them.
 #pragma once
@@ -21,6 +22,13 @@ namespace runnel::decode {
 
 class HiddenStates {
   public:
+    enum class Pairs {
+        WithBefore,  // a draft block computes cell c from its token and the state of cell c - 1
+        WithNext,    // a head computes cell c from its state and the token of cell c + 1
+    };
+    explicit HiddenStates(Pairs pairs = Pairs::WithBefore) : pairs_(pairs) {}
+    Pairs pairs() const { return pairs_; }
+
     // For a pool of `blocks` blocks of the cache's group `group`; memory is taken when a block is first written.
     void resize(size_t blocks, int64_t width, size_t group = 0);
     int64_t width() const { return width_; }
@@ -35,21 +43,28 @@ class HiddenStates {
     // The block gets cells from elsewhere, whose states are not known.
     void forget(kernels::BlockId block);
 
-    // Cells whose keys and values draft block `block` has computed. put() and copy() unmark cells.
-    bool is_marked(std::span<const kernels::BlockId> table, int32_t cell, size_t block) const;
-    void mark(std::span<const kernels::BlockId> table, int32_t cell, size_t block);
+    // Cells whose keys and values draft block `block` has computed, for the sequence with this table and these tokens,
+    // which only WithNext needs. put() and copy() unmark cells.
+    bool is_marked(std::span<const kernels::BlockId> table, int32_t cell, size_t block,
+                   std::span<const int32_t> tokens = {}) const;
+    void mark(std::span<const kernels::BlockId> table, int32_t cell, size_t block,
+              std::span<const int32_t> tokens = {});
     // The first unmarked cell from `cell` on; `length` if there is none below it.
-    int32_t next_unmarked(std::span<const kernels::BlockId> table, int32_t cell, int32_t length,
-                          size_t block) const;
+    int32_t next_unmarked(std::span<const kernels::BlockId> table, int32_t cell, int32_t length, size_t block,
+                          std::span<const int32_t> tokens = {}) const;
 
   private:
     struct Block {
         std::vector<uint16_t> states;                            // [kBlockTokens][width], or empty
         uint32_t known = 0;                                      // bits by cell
         std::array<uint32_t, model::kMostDraftBlocks> marked{};  // the same
+        int32_t next = -1;  // WithNext: the token after the block for which its last cell was computed
     };
     static_assert(kernels::kBlockTokens == 32);
 
+    bool ends_block_for_other(const Block &block, int32_t cell, std::span<const int32_t> tokens) const;
+
+    Pairs pairs_;
     int64_t width_ = 0;
     size_t group_ = 0;
     std::vector<Block> blocks_;

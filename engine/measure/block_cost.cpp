@@ -41,7 +41,7 @@ double block_gain(const BlockCost &cost, double acceptance, int32_t length) {
 BlockCost measure_block(Engine &engine, const std::vector<TokenId> &prompt, int32_t repetitions,
                         const StopRequest &stop) {
     DraftBlock block([&] { return engine.another_backend(); }, engine.draft_blocks(), engine.executor(),
-                     engine.hidden_states());
+                     engine.hidden_states(), 1, engine.head());
     SingleSequence sequence(engine.executor());
     if (!sequence.feed(prompt, &stop)) throw base::Interrupted{};
     const decode::SequenceCache *cache = &sequence.sequence().cache();

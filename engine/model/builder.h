@@ -22,8 +22,13 @@ struct Size {
     std::string_view keys;
 };
 
-// The state after the last norm; in draft blocks, the hidden state of the previous token.
-inline constexpr const char *kHidden = "normed", *kHiddenBefore = "hidden state before";
+// Slots of the same name in all families: the residual stream, and the state after the last norm; in draft blocks, the
+// hidden state of the previous token.
+inline constexpr const char *kResidual = "residual", *kHidden = "normed",
+                            *kHiddenBefore = "hidden state before";
+
+// As in model.h; the keys that it reads are recorded in `metadata`.
+HyperParameters read_hyper_parameters(const gguf::File &file, const Metadata &metadata);
 
 class Builder {
   public:

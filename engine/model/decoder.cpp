@@ -70,7 +70,7 @@ class Decoder {
     bool full(int32_t layer) const { return t_.full.empty() || t_.full[static_cast<size_t>(layer)]; }
     bool biases(DecoderTraits::Biases least) const { return t_.biases >= least; }
 
-    Slot x() { return b_.slot("residual", h_.embedding_length); }
+    Slot x() { return b_.slot(kResidual, h_.embedding_length); }
     Slot normed() { return b_.slot(kHidden, h_.embedding_length); }
     Slot q() { return b_.slot("q", size_.q.value); }
     Slot k() { return b_.slot("k", size_.k.value); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/model/draft_block.h"
+#include "engine/model/eagle3.h"
 #include "engine/model/factors.h"
 #include "engine/model/families.h"
 #include "engine/model/notes.h"
@@ -84,6 +85,11 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
 }
 
 [[noreturn]] void refuse_architecture(const gguf::File &file, const std::string &architecture) {
+    if (is_eagle3(file))
+        throw ModelError(name_of(file) +
+                         ": an EAGLE-3 head, which drafts for another model and cannot run alone: use "
+                         "runnel run MODEL --draft-model " +
+                         name_of(file));
     const std::string what(other_architecture(architecture));
     throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(architecture) + "\" is not " +
                      (what.empty() ? "known" : "supported: " + what) +
@@ -94,6 +100,10 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
 
 HyperParameters read_hyper_parameters(const gguf::File &file) {
     return read(file, Metadata(file));
+}
+
+HyperParameters read_hyper_parameters(const gguf::File &file, const Metadata &metadata) {
+    return read(file, metadata);
 }
 
 Model build(const gguf::File &file, int64_t context) {

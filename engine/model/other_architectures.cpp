@@ -33,7 +33,7 @@ constexpr OtherArchitecture kOthers[] = {
     {"qwen3tts", kSound},
     {"pockettts", kSound},
     {"clip", "the image or audio part of another model, not a language model"},
-    {"eagle3", kDraft},
+    {"eagle3", "an EAGLE-3 head; it drafts for another model (--draft-model)"},
     {"dflash", kDraft},
     {"gemma4-assistant", kDraft},
     {"kimi-k3", "a hybrid; it needs attention residuals and the activation SiTU"},

@@ -20,13 +20,18 @@ static_assert(kBlockTokens - 1 + kMostDrafts <= kScratch * kBlockTokens);
 }  // namespace
 
 DraftBlock::DraftBlock(const MakeBackend &make_backend, std::span<const kernels::Program> programs,
-                       const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences)
+                       const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences,
+                       const model::Eagle3 *head)
     : states_(std::move(states)),
+      ahead_(head ? 1 : 0),
+      tokens_(head ? head->tokens : std::vector<TokenId>()),
       context_(target.context()),
       batch_(target.batch_size()),
       sequences_(std::clamp(sequences, 1, kMostTogether)),
-      vocab_(static_cast<int32_t>(programs.front().vocab)),
+      vocab_(target.vocab()),
+      rows_of_output_(static_cast<int32_t>(programs.front().vocab)),
       scratch_(static_cast<BlockId>(states_->blocks())) {
+    assert((states_->pairs() == HiddenStates::Pairs::WithNext) == is_head());
     const CacheTypes types = target.types();
     batch_ = std::max(batch_, sequences_ * static_cast<int32_t>(programs.size()));
     for (const kernels::Program &program : programs) {
@@ -59,26 +64,29 @@ bool DraftBlock::execute(size_t index, std::span<float> logits) {
 bool DraftBlock::compute_missing(size_t index, std::span<const size_t> sequences, bool &found) {
     const Block &block = blocks_[index];
     rows_ = {};
+    std::vector<std::span<const TokenId>> texts;               // of the spans
     std::vector<bool> written(static_cast<size_t>(scratch_));  // cache blocks, in this pass
     const kernels::SlotRows rows = block.backend->exchange(block.before);
     for (const size_t sequence : sequences) {
         const cache::SequenceCache &cache = *tails_[sequence].cache;
-        const int32_t length = cache.length(), room = batch_ - static_cast<int32_t>(rows_.tokens.size());
+        const int32_t length = cells(cache), room = batch_ - static_cast<int32_t>(rows_.tokens.size());
         const std::span<const BlockId> table = table_of(cache);
         const auto used = table.first(static_cast<size_t>((length + kBlockTokens - 1) / kBlockTokens));
         // A sequence that shares a cache block with an earlier one finds its cells in the next pass.
         if (room == 0 ||
             std::ranges::any_of(used, [&](BlockId id) { return written[static_cast<size_t>(id)]; }))
             continue;
-        const int32_t from = states_->next_unmarked(table, 0, length, index);
+        const std::span<const TokenId> tokens = cache.tokens();
+        const int32_t from = states_->next_unmarked(table, 0, length, index, tokens);
         int32_t end = from;
-        while (end < std::min(length, from + room) && !states_->is_marked(table, end, index)) ++end;
+        while (end < std::min(length, from + room) && !states_->is_marked(table, end, index, tokens)) ++end;
         if (end == from) continue;
         rows_.spans.push_back({static_cast<int32_t>(rows_.tokens.size()), end - from, from, {table}});
+        texts.push_back(tokens);
         for (int32_t cell = from; cell < end; ++cell) {
-            states_->get(table, cell - 1,
+            states_->get(table, cell - 1 + ahead_,
                          {rows.data + static_cast<int64_t>(rows_.tokens.size()) * rows.stride, width()});
-            rows_.tokens.push_back(cache.tokens()[static_cast<size_t>(cell)]);
+            rows_.tokens.push_back(tokens[static_cast<size_t>(cell + ahead_)]);
             rows_.positions.push_back(cell);
             written[static_cast<size_t>(table[static_cast<size_t>(cell / kBlockTokens)])] = true;
         }
@@ -86,8 +94,11 @@ bool DraftBlock::compute_missing(size_t index, std::span<const size_t> sequences
     found = !rows_.spans.empty();
     if (!found) return true;
     if (!execute(index, {})) return false;
-    for (const kernels::SequenceSpan &span : rows_.spans)
-        for (int32_t i = 0; i < span.count; ++i) states_->mark(span.tables[0], span.past + i, index);
+    for (size_t i = 0; i < texts.size(); ++i) {
+        const kernels::SequenceSpan &span = rows_.spans[i];
+        for (int32_t cell = span.past; cell < span.past + span.count; ++cell)
+            states_->mark(span.tables[0], cell, index, texts[i]);
+    }
     return true;
 }
 
@@ -95,14 +106,14 @@ DraftBlock::Tail DraftBlock::tail_of(const cache::SequenceCache &cache, BlockId 
     const std::span<const BlockId> table = table_of(cache);
     Tail tail{.cache = &cache, .table = {}, .tokens = {}, .states = {}};
     // The last cache block may be shared with other sequences, which have other tokens after these.
-    tail.table.assign(table.begin(), table.begin() + cache.length() / kBlockTokens);
+    tail.table.assign(table.begin(), table.begin() + cells(cache) / kBlockTokens);
     for (int32_t i = 0; i < kScratch; ++i) tail.table.push_back(scratch + i);
     return tail;
 }
 
 // Copies the cells in the sequence's last cache block to where drafts continue them.
 void DraftBlock::copy_end(const Block &block, const Tail &tail) {
-    const int32_t length = tail.cache->length();
+    const int32_t length = cells(*tail.cache);
     if (length % kBlockTokens == 0) return;
     const auto whole = static_cast<size_t>(length / kBlockTokens);
     const kernels::BlockCopy copy{table_of(*tail.cache)[whole], tail.table[whole]};
@@ -133,12 +144,12 @@ bool DraftBlock::begin(std::span<const cache::SequenceCache *const> caches, cons
 void DraftBlock::add_rows(const Block &block, const Tail &tail, size_t known) {
     const kernels::SlotRows in = block.backend->exchange(block.before);
     const auto first = static_cast<int32_t>(rows_.tokens.size());
-    const int32_t length = tail.cache->length();
+    const int32_t length = cells(*tail.cache);
     for (size_t i = known; i < tail.tokens.size(); ++i) {
         const auto row = static_cast<int32_t>(rows_.tokens.size());
         const std::span<float> before{in.data + row * in.stride, width()};
         if (i == 0)
-            states_->get(table_of(*tail.cache), length - 1, before);
+            states_->get(table_of(*tail.cache), length - 1 + ahead_, before);
         else
             std::ranges::copy(std::span(tail.states).subspan((i - 1) * width(), width()), before.begin());
         rows_.tokens.push_back(tail.tokens[i]);
@@ -160,12 +171,12 @@ std::span<const float> DraftBlock::step(std::span<const Next> next) {
     for (const auto &[sequence, token] : next) {
         Tail &tail = tails_[sequence];
         assert(tail.tokens.size() == done);
-        assert(tail.cache->length() + static_cast<int32_t>(done) <
+        assert(cells(*tail.cache) + static_cast<int32_t>(done) <
                static_cast<int32_t>(tail.table.size()) * kBlockTokens);
         tail.tokens.push_back(token);
         add_rows(block, tail, chained() ? 0 : done);  // the next block lacks keys and values of earlier steps
     }
-    const auto vocab = static_cast<size_t>(vocab_);
+    const auto vocab = static_cast<size_t>(rows_of_output_);
     logits_.resize(rows_.tokens.size() * vocab);
     if (!execute(index, logits_)) return {};
     const kernels::SlotRows states = block.backend->exchange(block.state);
@@ -179,7 +190,40 @@ std::span<const float> DraftBlock::step(std::span<const Next> next) {
             std::ranges::copy(std::span(logits_).subspan(last * vocab, vocab),
                               logits_.begin() + static_cast<std::ptrdiff_t>(i * vocab));
     }
-    return std::span(logits_).first(next.size() * vocab);
+    return by_token(std::span(logits_).first(next.size() * vocab), next.size());
+}
+
+// The logits of rows of the output matrix as those of the model's tokens, of which others have no chance.
+std::span<const float> DraftBlock::by_token(std::span<const float> rows, size_t count) {
+    if (tokens_.empty()) return rows;
+    constexpr float kHopeless = -1e30f;  // but finite
+    const auto vocab = static_cast<size_t>(vocab_);
+    by_token_.assign(count * vocab, kHopeless);
+    for (size_t i = 0; i < count; ++i)
+        for (size_t row = 0; row < tokens_.size(); ++row)
+            by_token_[i * vocab + static_cast<size_t>(tokens_[row])] = rows[i * tokens_.size() + row];
+    return by_token_;
+}
+
+std::vector<size_t> DraftBlock::together(std::span<const cache::SequenceCache *const> caches) const {
+    std::vector<size_t> all;
+    std::vector<TokenId> next(static_cast<size_t>(scratch_), text::kNoToken);  // after a cache block
+    for (size_t i = 0; i < caches.size(); ++i) {
+        const std::span<const TokenId> tokens = caches[i]->tokens();
+        const std::span<const BlockId> table =
+            table_of(*caches[i]).first(is_head() ? static_cast<size_t>(cells(*caches[i]) / kBlockTokens) : 0);
+        const auto after = [&](size_t block) { return tokens[(block + 1) * kBlockTokens]; };
+        bool fits = true;
+        for (size_t block = 0; block < table.size() && fits; ++block) {
+            const TokenId known = next[static_cast<size_t>(table[block])];
+            fits = known == text::kNoToken || known == after(block);
+        }
+        if (!fits) continue;
+        for (size_t block = 0; block < table.size(); ++block)
+            next[static_cast<size_t>(table[block])] = after(block);
+        all.push_back(i);
+    }
+    return all;
 }
 
 void BlockDraft::follow(const cache::SequenceCache *cache, const StopRequest *stop) {
@@ -196,6 +240,7 @@ PendingDraft *BlockDraft::begin(std::span<const TokenId> text, int32_t most, flo
     writer_.begin(text, most, least_probability, sampler);
     // (An evicted sequence has no cells.)
     if (!cache_ || cache_->length() + 1 != length || most <= 0 || !is_known(text.back())) return nullptr;
+    if (block_->is_head() && cache_->length() == 0) return nullptr;  // there is no state yet
     last_ = text.back();
     return this;
 }
@@ -225,10 +270,18 @@ bool BlockDraft::advance(std::span<const float> row) {
 }
 
 void BlockDraft::complete(std::span<PendingDraft *const> drafts, const StopRequest *stop) {
-    const auto most = static_cast<size_t>(block_->sequences());
-    for (size_t first = 0; first < drafts.size(); first += most)
-        complete(*block_, drafts.subspan(first, std::min(most, drafts.size() - first)),
-                 stop ? stop->flag() : cancel_);
+    const std::atomic<bool> *cancel = stop ? stop->flag() : cancel_;
+    std::vector<PendingDraft *> waiting(drafts.begin(), drafts.end());
+    while (!waiting.empty()) {
+        std::vector<const cache::SequenceCache *> caches;
+        for (PendingDraft *draft : waiting) caches.push_back(static_cast<BlockDraft *>(draft)->cache_);
+        std::vector<size_t> chosen = block_->together(caches);
+        chosen.resize(std::min(chosen.size(), static_cast<size_t>(block_->sequences())));
+        std::vector<PendingDraft *> now;
+        for (const size_t i : chosen) now.push_back(std::exchange(waiting[i], nullptr));
+        std::erase(waiting, nullptr);
+        complete(*block_, now, cancel);
+    }
 }
 
 void BlockDraft::complete(DraftBlock &block, std::span<PendingDraft *const> drafts,

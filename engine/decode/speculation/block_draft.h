@@ -1,5 +1,5 @@
-// Drafts of the file's own draft blocks (model/draft_block.h): layers that predict the tokens after the next from the
-// model's hidden state.
+// Drafts of the file's own draft blocks (model/draft_block.h) or of an EAGLE-3 head (model/eagle3.h): layers that predict
+// the tokens after the next from the model's hidden state.
 #pragma once
 
 #include <atomic>
@@ -17,23 +17,31 @@
 #include "engine/decode/hidden_states.h"
 #include "engine/decode/speculation/draft_source.h"
 #include "engine/decode/speculation/draft_writer.h"
+#include "engine/model/eagle3.h"
 #include "kernels/backend.h"
 
 namespace runnel::decode {
 
-// The draft blocks of a file on a device, for all sequences. Their keys and values are in cache blocks with the same
+// The draft blocks of a file, or a head, on a device, for all sequences. Their keys and values are in cache blocks with the same
 // numbers as the model's (HiddenStates::group), so the model's block tables serve all. They are computed when a draft
 // needs them, from the tokens and the hidden states that the model's passes left.
 class DraftBlock {
   public:
     using MakeBackend = std::function<std::unique_ptr<kernels::Backend>()>;
     // `states`: those of `target`, whose program the blocks belong to. Drafts for `sequences` sequences share
-    // passes, but at most kMostTogether. Throws BackendError.
+    // passes, but at most kMostTogether. head: the one that `programs` is of; null: they are draft blocks. Throws
+    // BackendError. Precondition: the states are HiddenStates::WithNext if there is a head.
     DraftBlock(const MakeBackend &make_backend, std::span<const kernels::Program> programs,
-               const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences = 1);
+               const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences = 1,
+               const model::Eagle3 *head = nullptr);
+
+    // The indices of the caches that can share passes with the first one, in ascending order. Those of the same
+    // cache blocks cannot if a head computes the last cell of one for different tokens.
+    std::vector<size_t> together(std::span<const cache::SequenceCache *const> caches) const;
 
     // Computes what the first step() needs of the cached tokens. False when a stop was requested. The caches must not
-    // change before the last step(). At most sequences() caches. Throws BackendError.
+    // change before the last step(). At most sequences() caches, which are together(). None may be empty if there is
+    // a head. Throws BackendError.
     bool begin(std::span<const cache::SequenceCache *const> caches, const std::atomic<bool> *cancel);
     struct Next {
         size_t sequence;  // index in begin()'s caches
@@ -49,6 +57,7 @@ class DraftBlock {
     int32_t sequences() const { return sequences_; }
     int32_t context() const { return context_; }
     int32_t vocab() const { return vocab_; }
+    bool is_head() const { return ahead_ > 0; }
 
   private:
     static constexpr int32_t kMostTogether = 32;
@@ -63,6 +72,9 @@ class DraftBlock {
         std::vector<TokenId> tokens;  // those of the steps
         std::vector<float> states;    // the state that each step gave
     };
+    // The cells of a cached sequence that the steps do not compute.
+    int32_t cells(const cache::SequenceCache &cache) const { return cache.length() - ahead_; }
+    std::span<const float> by_token(std::span<const float> rows, size_t count);
     struct Rows {  // of a pass
         std::vector<TokenId> tokens;
         std::vector<int32_t> positions, logits;
@@ -80,12 +92,14 @@ class DraftBlock {
 
     std::vector<Block> blocks_;
     std::shared_ptr<HiddenStates> states_;
-    int32_t context_, batch_, sequences_, vocab_;
+    int32_t ahead_ = 0;            // the token of cell c is that of cell c + ahead_ of the model
+    std::vector<TokenId> tokens_;  // by row of the logits; empty: row i is token i
+    int32_t context_, batch_, sequences_, vocab_, rows_of_output_;
     kernels::BlockId scratch_;  // the first of kScratch cache blocks for drafted tokens of each sequence
     const std::atomic<bool> *cancel_ = nullptr;
     std::vector<Tail> tails_;
     Rows rows_;
-    std::vector<float> logits_;
+    std::vector<float> logits_, by_token_;
 };
 
 class BlockDraft final : public DraftSource, public PendingDraft {
@@ -101,7 +115,7 @@ class BlockDraft final : public DraftSource, public PendingDraft {
     Draft finish() override;
     const void *group() const override { return block_; }
     void complete(std::span<PendingDraft *const> drafts, const StopRequest *stop) override;
-    std::string_view name() const override { return "mtp"; }
+    std::string_view name() const override { return block_->is_head() ? model::kEagle3 : "mtp"; }
 
   private:
     static void complete(DraftBlock &block, std::span<PendingDraft *const> drafts,

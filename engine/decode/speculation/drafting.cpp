@@ -16,7 +16,8 @@ Drafting::Drafting(const DraftingOptions &options, Engine &target, int32_t seque
                           "a draft model and the model's own first layers cannot both draft: choose one");
     if (options_.model) load_model(target, sequences);
     if (options_.self_layers > 0) cut_model(target, sequences);
-    if (options_.mtp != Mtp::Off && !target.draft_blocks().empty()) load_block(target, sequences);
+    if ((options_.mtp != Mtp::Off || options_.eagle3) && !target.draft_blocks().empty())
+        load_block(target, sequences);
 }
 
 void Drafting::load_model(Engine &target, int32_t sequences) {
@@ -38,10 +39,13 @@ void Drafting::cut_model(Engine &target, int32_t sequences) {
 
 void Drafting::load_block(Engine &target, int32_t sequences) {
     try {
-        block_ = std::make_unique<DraftBlock>([&] { return target.another_backend(); }, target.draft_blocks(),
-                                              target.executor(), target.hidden_states(), sequences);
+        block_ =
+            std::make_unique<DraftBlock>([&] { return target.another_backend(); }, target.draft_blocks(),
+                                         target.executor(), target.hidden_states(), sequences, target.head());
     } catch (const kernels::BackendError &error) {
-        if (options_.mtp == Mtp::On || error.kind == kernels::BackendError::Kind::Cancelled) throw;
+        if (options_.mtp == Mtp::On || options_.eagle3 ||
+            error.kind == kernels::BackendError::Kind::Cancelled)
+            throw;
         notes_.push_back(std::string("the next-token-prediction block does not draft: ") + error.what());
     }
 }

@@ -25,10 +25,11 @@ struct DraftingOptions {
     std::optional<EngineOptions> model = {};  // of a draft model; context and sequences follow the target's
     int32_t self_layers = 0;                  // this many first layers of the target draft; 0: none
     Mtp mtp = Mtp::Off;                       // the target's draft block drafts, if its engine has one
+    bool eagle3 = false;                      // the target's head drafts (EngineOptions::eagle3)
     bool lookup = false;                      // draft from the text so far, before any model drafts
     SpeculationOptions how = {};
 
-    bool any() const { return model || self_layers > 0 || lookup || mtp != Mtp::Off; }
+    bool any() const { return model || self_layers > 0 || lookup || eagle3 || mtp != Mtp::Off; }
 };
 
 class Drafting {

@@ -73,6 +73,7 @@ void SpeculationCounts::add(const SpeculationCounts &other) {
     branches_accepted += other.branches_accepted;
     saved_seconds += other.saved_seconds;
     if (failure.empty()) failure = other.failure;
+    if (sources.empty()) sources = other.sources;
 }
 
 SpeculationCounts SpeculationCounts::since(const SpeculationCounts &before) const {
@@ -86,7 +87,8 @@ SpeculationCounts SpeculationCounts::since(const SpeculationCounts &before) cons
             branches - before.branches,
             branches_accepted - before.branches_accepted,
             saved_seconds - before.saved_seconds,
-            failure};
+            failure,
+            sources};
 }
 
 double SpeculationCounts::speedup() const {
@@ -98,7 +100,10 @@ Speculator::Speculator(std::vector<std::unique_ptr<DraftSource>> sources, const 
                        std::shared_ptr<SharedCosts> costs)
     : options_(options), costs_(std::move(costs)) {
     options_.length.most = std::clamp(options_.length.most, 0, kMostDrafts);
-    for (auto &source : sources) sources_.push_back({std::move(source), DraftLength(options_.length)});
+    for (auto &source : sources) {
+        counts_.sources += (counts_.sources.empty() ? "" : ", ") + std::string(source->name());
+        sources_.push_back({std::move(source), DraftLength(options_.length)});
+    }
 }
 
 void Speculator::add_first(std::unique_ptr<DraftSource> source) {

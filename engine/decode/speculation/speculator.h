@@ -82,6 +82,7 @@ struct SpeculationCounts {
     int64_t branches_accepted = 0;      // branches in which the text went on; tokens included in `accepted`
     double saved_seconds = 0;  // how much longer plain steps for the same tokens would take; may be < 0
     std::string failure = {};  // why a source gave up, or empty
+    std::string sources = {};  // their names: "lookup, eagle3"
 
     void add(const SpeculationCounts &other);
     SpeculationCounts since(const SpeculationCounts &before) const;

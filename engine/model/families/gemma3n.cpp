@@ -108,7 +108,7 @@ Gemma3n::Gemma3n(Builder &builder)
       sparsity_(sparsity_of(builder)),
       attention_(builder, key_owners(builder, full_, std::max(0, h_.block_count - kOwnKeys))),
       embedding_(builder, kLayerEmbedding),
-      first_(slot("residual")),
+      first_(slot(kResidual)),
       others_(b_.slot("other streams", (kStreams - 1) * width_.value)),
       first_predicted_(slot("prediction")),
       others_predicted_(b_.slot("other predictions", (kStreams - 1) * width_.value)),

@@ -1,0 +1,462 @@
+// Drafts of EAGLE-3 heads, on real backends.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/decode/hidden_states.h"
+#include "engine/decode/single_sequence.h"
+#include "engine/decode/speculation/block_draft.h"
+#include "engine/decode/speculation/speculator.h"
+#include "engine/model/draft_block.h"
+#include "engine/model/eagle3.h"
+#include "engine/model/first_layers.h"
+#include "engine/model/layers.h"
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/reference/reference_backend.h"
+#include "kernels/split_backend.h"
+#include "tests/support/answers.h"
+#include "tests/support/eagle_pair.h"
+
+using namespace runnel;
+using namespace runnel::completion;
+using namespace runnel::decode;
+using namespace runnel::testing;
+
+namespace {
+
+constexpr int32_t kContext = 160;
+constexpr int64_t kVocab = kEagleVocab, kWidth = kEagleWidth;
+
+SamplingOptions sampling_of(float temperature, uint64_t seed = 5) {
+    SamplingOptions how;
+    how.temperature = temperature;
+    how.top_k = 0, how.top_p = 1, how.min_p = 0;
+    how.seed = seed;
+    return how;
+}
+
+enum class On { Cpu, Gpu, Several };  // the emulated one; CPUs with a part of the layers each
+
+std::unique_ptr<kernels::Backend> backend_on(On device, int threads = 1) {
+    if (device == On::Gpu) return kernels::cuda::make_cuda_backend(0);
+    return kernels::cpu::make_cpu_backend(threads);
+}
+
+std::unique_ptr<kernels::Backend> target_on(On device, int threads) {
+    if (device != On::Several) return backend_on(device, threads);
+    std::vector<std::unique_ptr<kernels::Backend>> backends;
+    for (int i = 0; i < 3; ++i) backends.push_back(kernels::cpu::make_cpu_backend(threads));
+    return kernels::make_split_backend(std::move(backends), [](const kernels::Program &program) {
+        std::vector<uint8_t> where;
+        for (const int32_t layer : model::layers_of(program).of_step)
+            where.push_back(static_cast<uint8_t>(std::clamp(layer / 2, 0, 2)));
+        return where;
+    });
+}
+
+// A model and its head on a device.
+struct Rig {
+    explicit Rig(EaglePair &pair, int threads = 1, int32_t batch = 48, On device = On::Cpu)
+        : model(model::build(pair.target())),
+          head(model::add_eagle3(model, pair.target(), pair.file())),
+          executor(keep_hidden_states(target_on(device, threads), states, model::state_of(head.program)),
+                   model.program, {.context = kContext, .batch = batch, .sequences = 6}),
+          block([=] { return backend_on(device, threads); }, {&head.program, 1}, executor, states, 3, &head),
+          sampler(sampling_of(0), static_cast<int32_t>(kVocab)) {}
+
+    // The sequence has all tokens of the text but the last.
+    Draft draft(const SingleSequence &sequence, TokenId last, int32_t most) {
+        BlockDraft source(block, false);
+        source.follow(&sequence.sequence().cache(), nullptr);
+        std::vector<TokenId> text = sequence.tokens();
+        text.push_back(last);
+        return source.draft(text, most, 0, sampler);
+    }
+    struct Asked {
+        const SingleSequence *sequence;
+        TokenId last;
+        int32_t most;
+    };
+    std::vector<Draft> draft_all(std::span<const Asked> asked) {
+        std::vector<BlockDraft> sources(asked.size(), BlockDraft(block, false));
+        std::vector<PendingDraft *> pending;
+        for (size_t i = 0; i < asked.size(); ++i) {
+            sources[i].follow(&asked[i].sequence->sequence().cache(), nullptr);
+            std::vector<TokenId> text = asked[i].sequence->tokens();
+            text.push_back(asked[i].last);
+            pending.push_back(sources[i].begin(text, asked[i].most, 0, sampler));
+            REQUIRE(pending.back());
+        }
+        draft_together(pending, nullptr);
+        std::vector<Draft> drafts;
+        for (BlockDraft &source : sources) drafts.push_back(source.finish());
+        return drafts;
+    }
+    MakeSpeculator speculators(int32_t branches, std::shared_ptr<SharedCosts> costs = nullptr) {
+        return [this, branches, costs] {
+            std::vector<std::unique_ptr<DraftSource>> sources;
+            sources.push_back(std::make_unique<BlockDraft>(block, false));
+            return std::make_unique<Speculator>(
+                std::move(sources), SpeculationOptions{.length = {.most = 5, .branches = branches}}, costs);
+        };
+    }
+
+    std::shared_ptr<HiddenStates> states = std::make_shared<HiddenStates>(HiddenStates::Pairs::WithNext);
+    model::Model model;
+    model::Eagle3 head;
+    Executor executor;
+    DraftBlock block;
+    Sampler sampler;
+};
+
+std::vector<TokenId> text_of(size_t length, uint32_t seed) {
+    std::mt19937 rng(seed);
+    std::vector<TokenId> text(length);
+    for (TokenId &id : text) id = static_cast<TokenId>(rng() % kVocab);
+    return text;
+}
+
+struct Texts {
+    std::vector<std::vector<TokenId>> tokens;
+    SpeculationCounts counts;
+};
+
+// Answers to several prompts, in one batch.
+Texts answers(Executor &executor, const MakeSpeculator &drafts, size_t prompts, float temperature,
+              int32_t most = 40) {
+    const completion::Vocabulary vocabulary{[](TokenId id) { return std::to_string(id) + " "; },
+                                            [](TokenId) { return false; }};
+    CompletionQueue queue(executor, vocabulary, {.parallel = 3, .drafts = drafts});
+    for (size_t i = 0; i < prompts; ++i)
+        queue.submit({.input = Tokens{text_of(1 + 17 * i, static_cast<uint32_t>(i))},
+                      .sampling = sampling_of(temperature, i),
+                      .limits = {.max_tokens = most}});
+    Texts texts;
+    for (const auto &[id, answer] : answer_all(queue)) texts.tokens.push_back(answer.done.tokens);
+    texts.counts = queue.speculation();
+    return texts;
+}
+
+}  // namespace
+
+TEST_CASE("eagle draft: the head gets the input of the model's layer at the token before") {
+    for (const int32_t layer : {0, 1, 3, 4})
+        for (const On device : {On::Cpu, On::Gpu}) {
+            CAPTURE(layer);
+            CAPTURE(static_cast<int>(device));
+            if (device == On::Gpu && layer != 3) continue;  // the emulator is slow
+            // A head that repeats this state predicts what the model's first layers predict at the token before.
+            EaglePair pair({.layers = {layer, 1, 2}});
+            pair.head.repeat_tap();
+            pair.head.at("output_norm.weight") = pair.of_target("output_norm.weight");
+            if (layer == 4) pair.head.fill("output_norm.weight", 1);  // this state has had the norm
+            const model::Model model = model::build(pair.target());
+            const std::vector<TokenId> text = text_of(40, 1);
+            kernels::Program first = model.program;
+            if (layer == 0)
+                first.steps.erase(first.steps.begin() + 1, first.steps.end() - 2);
+            else if (layer < 4)
+                first = model::first_layers(model.program, layer);
+            const std::vector<float> logits = kernels::reference::logits_of(first, text);
+            Rig rig(pair, 1, 48, device);
+            for (const size_t length :
+                 {size_t{1}, size_t{2}, size_t{31}, size_t{32}, size_t{33}, text.size()}) {
+                CAPTURE(length);
+                SingleSequence sequence(rig.executor);
+                REQUIRE(sequence.feed(std::span(text).first(length)));
+                const Draft draft = rig.draft(sequence, 7, 3);
+                const auto row = std::span(logits).subspan((length - 1) * kVocab, kVocab);
+                REQUIRE(draft.tokens.size() == 3);
+                CHECK(draft.tokens[0] == std::ranges::max_element(row) - row.begin());
+            }
+        }
+}
+
+TEST_CASE("eagle draft: each token is that of one pass of the head over the whole text") {
+    for (const size_t length : {size_t{1}, size_t{32}, size_t{33}, size_t{64}, size_t{75}})
+        for (const int64_t rows : {0, 200}) {
+            CAPTURE(length);
+            CAPTURE(rows);
+            EaglePair pair({.rows = rows});
+            Rig rig(pair, 1, 20);
+            SingleSequence sequence(rig.executor);
+            std::vector<TokenId> text = text_of(length, 3);
+            REQUIRE(sequence.feed(text));
+            text.push_back(9);
+            const Draft draft = rig.draft(sequence, text.back(), 4);
+            REQUIRE(draft.tokens.size() == 4);
+            const cache::SequenceCache &cache = sequence.sequence().cache();
+            std::vector<std::vector<float>> g;
+            for (int32_t cell = 0; cell < cache.length(); ++cell) {
+                g.emplace_back(kWidth);
+                rig.states->get(cache.table(rig.states->group()), cell, g.back());
+            }
+            for (size_t k = 0; k < 4; ++k) {
+                CAPTURE(k);
+                const auto count = static_cast<int32_t>(g.size());
+                const auto backend = kernels::cpu::make_cpu_backend(1);
+                backend->load(rig.head.program, {.blocks = {4}, .context = kContext}, count);
+                const kernels::Program::Part &part = rig.head.program.parts.front();
+                const kernels::SlotRows in = backend->exchange(part.in.front());
+                for (size_t i = 0; i < g.size(); ++i)
+                    std::ranges::copy(g[i], in.data + static_cast<int64_t>(i) * in.stride);
+                std::vector<int32_t> positions(g.size());
+                std::iota(positions.begin(), positions.end(), 0);
+                const kernels::BlockId table[] = {0, 1, 2, 3};
+                const kernels::SequenceSpan span{0, count, 0, {table}};
+                std::vector<float> all(g.size() * static_cast<size_t>(rig.head.program.vocab));
+                // The token behind each state.
+                REQUIRE(
+                    backend->execute({std::span(text).subspan(1), positions, {&span, 1}, positions}, all));
+                const auto logits = std::span(all).last(static_cast<size_t>(rig.head.program.vocab));
+                const auto best = static_cast<size_t>(std::ranges::max_element(logits) - logits.begin());
+                const TokenId token = rows > 0 ? rig.head.tokens.at(best) : static_cast<TokenId>(best);
+                CHECK(draft.tokens[k] == token);
+                const kernels::SlotRows y = backend->exchange(part.out.front());
+                g.emplace_back(y.data + (count - 1) * y.stride, y.data + (count - 1) * y.stride + kWidth);
+                text.push_back(token);
+            }
+        }
+}
+
+TEST_CASE("eagle draft: drafts are the same after any chunks, roll-backs, forks and shared prefixes") {
+    for (const char *arch : {"llama", "qwen35"})
+        for (uint32_t seed = 0; seed < 2; ++seed) {
+            CAPTURE(arch);
+            CAPTURE(seed);
+            EaglePair pair({.seed = seed + 1}, arch);
+            const std::vector<TokenId> text = text_of(100, seed);
+            Rig whole(pair, 2, 128);
+            const auto expected = [&](size_t length) {
+                SingleSequence sequence(whole.executor);
+                REQUIRE(sequence.feed(std::span(text).first(length)));
+                return whole.draft(sequence, text[length], 6);
+            };
+            const auto check = [&](Rig &rig, const SingleSequence &sequence) {
+                const size_t length = sequence.tokens().size();
+                CAPTURE(length);
+                const Draft a = rig.draft(sequence, text[length], 6), b = expected(length);
+                CHECK(a.tokens == b.tokens);
+                CHECK(a.probabilities == b.probabilities);
+                CHECK(a.tokens.size() == 6);
+            };
+            std::mt19937 rng(seed);
+            Rig rig(pair, 1, 16 + static_cast<int32_t>(seed) * 5);
+            SingleSequence parts(rig.executor);
+            while (parts.tokens().size() < 90) {
+                const size_t at = parts.tokens().size(),
+                             count = at < 60 && rng() % 2 ? 32 - at % 32  // to the end of a cache block
+                                                          : 1 + rng() % std::min<size_t>(90 - at, 11);
+                REQUIRE(parts.feed(std::vector<TokenId>(1 + rng() % 4, 99)));  // rejected drafts
+                if (rng() % 2) rig.draft(parts, 98, 4);
+                parts.truncate(at);
+                REQUIRE(parts.feed(std::span(text).subspan(at, count)));
+                if (rng() % 2) check(rig, parts);
+            }
+            check(rig, parts);
+            for (const size_t at : {size_t{50}, size_t{64}, size_t{32}}) {
+                CAPTURE(at);
+                SingleSequence fork(parts.sequence().fork());
+                fork.truncate(at);
+                REQUIRE(fork.feed(text_of(7, 77)));
+                rig.draft(fork, 3, 5);
+                check(rig, parts);
+                fork.truncate(at);
+                REQUIRE(fork.compute());
+                REQUIRE(fork.feed(std::span(text).subspan(at, 10)));
+                check(rig, fork);
+                check(rig, parts);
+            }
+            SingleSequence shared(rig.executor);
+            const size_t known = shared.reuse(text);
+            REQUIRE(shared.feed(std::span(text).subspan(known, 95 - known)));
+            check(rig, shared);
+        }
+}
+
+TEST_CASE("eagle draft: drafts made together are those made alone, whatever the sequences share") {
+    for (uint32_t seed = 0; seed < 5; ++seed) {
+        CAPTURE(seed);
+        const On device = seed < 4 ? On::Cpu : On::Gpu;
+        EaglePair pair({.rows = seed % 2 == 0 ? 0 : 150, .seed = seed + 1});
+        std::mt19937 rng(seed);
+        // One rig drafts together, in chunks of three; the other one alone.
+        Rig rig(pair, 2, 12 + static_cast<int32_t>(rng() % 30), device), other(pair, 1, 48, device);
+        // In every second case, the sequences differ from the first token of a cache block on.
+        const std::vector<TokenId> text = text_of(seed % 4 < 2 ? 64 : 40 + rng() % 40, seed);
+        SingleSequence first(rig.executor), first_alone(other.executor);
+        REQUIRE(first.feed(text));
+        REQUIRE(first_alone.feed(text));
+        std::vector<std::unique_ptr<SingleSequence>> together, alone;
+        for (size_t i = 0; i < 5; ++i) {
+            together.push_back(std::make_unique<SingleSequence>(first.sequence().fork()));
+            alone.push_back(std::make_unique<SingleSequence>(first_alone.sequence().fork()));
+        }
+        for (int round = 0; round < 4; ++round) {
+            CAPTURE(round);
+            std::vector<Rig::Asked> asked;
+            std::vector<Draft> expected;
+            for (size_t i = 0; i < together.size(); ++i) {
+                if (rng() % 4 == 0) continue;  // this sequence catches up later
+                if (rng() % 2) {
+                    const std::vector<TokenId> more =
+                        text_of(1 + rng() % 6, seed * 100 + static_cast<uint32_t>(i % 3));
+                    REQUIRE(together[i]->feed(more));
+                    REQUIRE(alone[i]->feed(more));
+                }
+                const auto last = static_cast<TokenId>(rng() % kVocab);
+                const auto most = static_cast<int32_t>(1 + rng() % 7u);
+                asked.push_back({together[i].get(), last, most});
+                expected.push_back(other.draft(*alone[i], last, most));
+            }
+            const std::vector<Draft> drafts = rig.draft_all(asked);
+            REQUIRE(drafts.size() == expected.size());
+            for (size_t i = 0; i < drafts.size(); ++i) {
+                CHECK(drafts[i].tokens == expected[i].tokens);
+                CHECK(drafts[i].probabilities == expected[i].probabilities);
+                CHECK(drafts[i].tokens.size() == static_cast<size_t>(asked[i].most));
+            }
+        }
+    }
+}
+
+TEST_CASE("eagle draft: a target on several devices gives the drafts of one") {
+    for (const char *arch : {"llama", "qwen35"}) {
+        CAPTURE(arch);
+        EaglePair pair({.layers = {1, 2, 4}}, arch);
+        Rig one(pair), several(pair, 1, 48, On::Several);
+        const std::vector<TokenId> text = text_of(50, 4);
+        SingleSequence a(one.executor), b(several.executor);
+        REQUIRE(a.feed(text));
+        REQUIRE(b.feed(text));
+        const Draft expected = one.draft(a, 6, 6), got = several.draft(b, 6, 6);
+        CHECK(got.tokens == expected.tokens);
+        CHECK(got.probabilities == expected.probabilities);
+    }
+}
+
+TEST_CASE("eagle draft: the text is the same as without drafts, alone and in a batch") {
+    for (const char *arch : {"llama", "qwen35moe", "gemma2"})
+        for (const On device : {On::Cpu, On::Gpu})
+            for (const float temperature : {0.0f, 0.9f}) {
+                CAPTURE(arch);
+                CAPTURE(static_cast<int>(device));
+                CAPTURE(temperature);
+                // The emulator is slow.
+                if (device == On::Gpu && (temperature > 0 || std::string(arch) != "llama")) continue;
+                EaglePair pair({.rows = temperature > 0 ? 200 : 0}, arch);
+                const size_t prompts = device == On::Cpu ? 5 : 2;
+                Executor plain(backend_on(device), model::build(pair.target()).program,
+                               {.context = kContext, .batch = 48, .sequences = 6});
+                const Texts without = answers(plain, {}, prompts, temperature);
+                Rig rig(pair, 1, 48, device);
+                const Texts with = answers(rig.executor, rig.speculators(4), prompts, temperature);
+                CHECK(with.tokens == without.tokens);
+                CHECK(with.counts.failure == "");
+                CHECK(with.counts.drafted > 0);
+                CHECK(with.counts.sources == "eagle3");
+            }
+}
+
+TEST_CASE("eagle draft: the drafts are llama.cpp's") {
+    struct Round {
+        size_t known;  // tokens of the text, of which the target has computed all but the last
+        std::vector<TokenId> drafts;
+    };
+    struct Peer {
+        std::vector<TokenId> text;  // a prompt of 40 tokens, and the answer
+        std::vector<Round> rounds;
+    };
+    const HeadShape shapes[] = {{},
+                                {.rows = 128, .norm_before_residual = true, .divisors = true},
+                                {.layers = {0, 1, 3}, .own_embedding = true, .norm_before_fc = true}};
+    // Recorded from llama.cpp's debug output, of draft-eagle3 with 4 tokens at temperature 0.
+    const Peer peers[] = {
+#include "tests/engine/decode/speculation/peer_heads.inc"
+    };
+    size_t which = 0;
+    for (const HeadShape &shape : shapes) {
+        CAPTURE(which);
+        EaglePair pair(shape);
+        Rig rig(pair);
+        if (const char *folder = std::getenv("RUNNEL_DRAFT_MODELS")) {  // to give these files to llama.cpp
+            const std::filesystem::path at = folder + ("/" + std::to_string(which));
+            std::filesystem::copy_file(pair.target_path(), at.string() + ".gguf");
+            std::filesystem::copy_file(pair.head_path(), at.string() + "-head.gguf");
+            ++which;
+            continue;
+        }
+        const Peer &peer = peers[which++];
+        SingleSequence sequence(rig.executor);
+        CHECK(peer.rounds.size() > 8);
+        for (const Round &round : peer.rounds) {
+            CAPTURE(round.known);
+            const auto text = std::span(peer.text).first(round.known);
+            REQUIRE(sequence.feed(
+                text.subspan(sequence.tokens().size(), text.size() - 1 - sequence.tokens().size())));
+            CHECK(rig.draft(sequence, text.back(), static_cast<int32_t>(round.drafts.size())).tokens ==
+                  round.drafts);
+        }
+    }
+}
+
+TEST_CASE("eagle draft: a head that knows the model's rule is always right") {
+    for (const int64_t rows : {int64_t{0}, kVocab}) {
+        CAPTURE(rows);
+        EaglePair pair = EaglePair::ruled(rows);
+        Rig rig(pair);
+        const Texts texts = answers(rig.executor, rig.speculators(1), 3, 0);
+        CHECK(texts.counts.drafted >= 90);
+        CHECK(texts.counts.accepted == texts.counts.drafted);
+    }
+    // Half of the tokens cannot be drafted.
+    EaglePair pair = EaglePair::ruled(kVocab / 2);
+    Rig rig(pair);
+    const Texts texts = answers(rig.executor, rig.speculators(1), 5, 0);
+    CHECK(texts.counts.accepted > 0);
+    CHECK(texts.counts.accepted < texts.counts.drafted);
+    for (size_t i = 0; i < 3; ++i) {
+        SingleSequence sequence(rig.executor);
+        REQUIRE(sequence.feed(text_of(20, static_cast<uint32_t>(i))));
+        for (const TokenId id : rig.draft(sequence, 3, 8).tokens)
+            CHECK(std::ranges::find(pair.head.tokens, id) != pair.head.tokens.end());
+    }
+}
+
+TEST_CASE("eagle draft: a head that is never right is seldom asked") {
+    EaglePair pair = EaglePair::ruled(kVocab);
+    std::ranges::rotate(pair.head.tokens, pair.head.tokens.begin() + 1);
+    Rig rig(pair);
+    const Texts texts = answers(rig.executor, rig.speculators(1, std::make_shared<SharedCosts>()), 1, 0, 140);
+    const auto count = static_cast<int64_t>(texts.tokens.at(0).size());
+    REQUIRE(count == 140);
+    CHECK(texts.counts.accepted <= 2);
+    CHECK(texts.counts.drafted <= 60 + count * 6 / 20);
+}
+
+TEST_CASE(
+    "eagle draft: no draft for an empty sequence, one that is not cached, or at the end of the context") {
+    EaglePair pair;
+    Rig rig(pair);
+    SingleSequence sequence(rig.executor);
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+    REQUIRE(sequence.feed(text_of(1, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.size() == 8);
+    REQUIRE(sequence.feed(text_of(kContext - 4, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.size() == 2);
+    REQUIRE(sequence.feed(text_of(2, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+    sequence.truncate(10);
+    sequence.entry().evict();
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+}
