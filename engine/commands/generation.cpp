@@ -15,6 +15,7 @@
 #include "engine/commands/stored_prompts.h"
 #include "engine/decode/error.h"
 #include "engine/decode/sampling_settings.h"
+#include "engine/model/eagle3.h"
 #include "gguf/base/random_seed.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
@@ -115,15 +116,29 @@ decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const 
 
 namespace {
 
+// False for a file that cannot be read: loading it later reports the error.
+bool is_eagle3_file(const std::string &path) {
+    if (path.empty()) return false;
+    try {
+        return model::is_eagle3(gguf::File::open(path));
+    } catch (const gguf::FileError &) {
+        return false;
+    }
+}
+
 decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &model) {
     if (flags.least > flags.most) throw UsageError("--draft-min is larger than --draft-max");
     if (!flags.model.empty() && flags.self_layers > 0)
         throw UsageError("--draft-model and --self-draft cannot be combined: choose one");
+    const bool head = is_eagle3_file(flags.model);
+    if (flags.needs_eagle3 && !head)
+        throw UsageError("--spec-type draft-eagle3 needs --draft-model FILE with an EAGLE-3 head");
     const bool other = !flags.model.empty() || flags.self_layers > 0;
     if (flags.mtp == decode::Mtp::On && other)
         throw UsageError("--mtp cannot be combined with --draft-model or --self-draft: choose one");
     decode::DraftingOptions options;
-    if (!flags.model.empty()) {
+    options.eagle3 = head;
+    if (!flags.model.empty() && !head) {
         ModelOptions draft;
         draft.path = flags.model;
         draft.threads = model.threads;
@@ -158,8 +173,11 @@ std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelO
     if (engine.draft_blocks().empty()) {
         if (options.mtp == decode::Mtp::On) throw UsageError("--mtp: " + engine.no_draft_block());
         options.mtp = decode::Mtp::Off;
+        if (options.eagle3) throw UsageError("--draft-model: " + engine.no_draft_block());
     }
     if (!options.any()) return nullptr;
+    if (options.eagle3 && (flags.device != "auto" || flags.gpu_layers != "auto"))
+        io.note("an EAGLE-3 head runs on the model's device; options for another device are ignored");
     if (options.model) options.model->progress = load_progress(io, stop);
     if (const int32_t layers = engine.model().hyper.block_count; flags.self_layers >= layers)
         throw UsageError("--self-draft: the model has " + std::to_string(layers) +
@@ -178,6 +196,11 @@ decode::MakeSpeculator speculators(decode::Drafting *drafts) {
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
     if (flags.model.empty() && flags.self_layers == 0) engine.mtp = flags.mtp;
     engine.first_layers = flags.self_layers;
+    if (is_eagle3_file(flags.model)) {
+        gguf::note_model(flags.model);
+        engine.eagle3 = flags.model;
+        return;
+    }
     const bool same = flags.device == "auto" || flags.device == engine.device.device;
     if (same && flags.gpu_layers != "0") engine.beside = flags.model;
 }
@@ -269,7 +292,8 @@ Json timings_json(const Report &report) {
 }
 
 Json speculation_json(const decode::SpeculationCounts &counts) {
-    Json json = {{"drafted", counts.drafted},
+    Json json = {{"sources", counts.sources},
+                 {"drafted", counts.drafted},
                  {"accepted", counts.accepted},
                  {"acceptance_rate", counts.acceptance_rate()},
                  {"mean_accepted", counts.mean_accepted()},
@@ -293,10 +317,10 @@ std::string speculation_text(const decode::SpeculationCounts &c) {
     char text[256];
     std::snprintf(
         text, sizeof text,
-        "drafts   %9lld  tokens, %lld accepted (%.0f%%, %.1f a pass); %.0f ms drafting; speed %.2fx "
+        "drafts   %9lld  tokens (%s), %lld accepted (%.0f%%, %.1f a pass); %.0f ms drafting; speed %.2fx "
         "of plain steps%s\n",
-        static_cast<long long>(c.drafted), static_cast<long long>(c.accepted), 100 * c.acceptance_rate(),
-        c.mean_accepted(), c.draft_seconds * 1e3, c.speedup(), remark);
+        static_cast<long long>(c.drafted), c.sources.c_str(), static_cast<long long>(c.accepted),
+        100 * c.acceptance_rate(), c.mean_accepted(), c.draft_seconds * 1e3, c.speedup(), remark);
     std::string line = text;
     if (c.branches > 0)
         line += "         " + std::to_string(c.branches) + " alternative branches, " +

@@ -11,6 +11,7 @@
 #include "engine/completion/file_sampling.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/draft_block.h"
+#include "engine/model/eagle3.h"
 #include "engine/model/model.h"
 #include "engine/model/window.h"
 #include "gguf/file.h"
@@ -31,6 +32,7 @@ struct Summary {
     uint64_t parameters = 0, tensor_bytes = 0;
     std::optional<decode::MemoryPlan> memory;  // nullopt: it cannot be run
     std::string not_runnable;                  // the reason
+    std::optional<model::Eagle3Target> head;   // of an EAGLE-3 head
 
     double bits_per_weight() const {
         return parameters == 0 ? 0
@@ -60,6 +62,7 @@ Summary summarize(const gguf::File &file, const InspectOptions &options) {
         s.tensor_bytes += tensor.bytes;
     }
     try {
+        if (model::is_eagle3(file)) s.head = model::eagle3_target(file);
         model::Model model = model::build(file, options.context);
         if (options.cache.window > 0)
             model::impose_window(model.program, options.cache.window, options.cache.sinks);
@@ -141,6 +144,13 @@ Json gpu_json(const decode::GpuPlan &plan) {
     return json;
 }
 
+Json head_json(const model::Eagle3Target &head) {
+    return {{"kind", model::kEagle3},
+            {"target_width", head.width},
+            {"target_layers", head.layers},
+            {"draft_tokens", head.draft_rows > 0 ? Json(head.draft_rows) : Json()}};
+}
+
 void print_json(const gguf::File &file, const Summary &s, const InspectOptions &options, Io &io) {
     Json json;
     json["architecture"] = s.architecture;
@@ -151,6 +161,7 @@ void print_json(const gguf::File &file, const Summary &s, const InspectOptions &
     json["version"] = file.version();
     json["runnable"] = s.not_runnable.empty();
     if (!s.not_runnable.empty()) json["problem"] = s.not_runnable;
+    if (s.head) json["draft_head"] = head_json(*s.head);
     json["memory"] = {{"weights", s.tensor_bytes},
                       {"weights_read_per_token", s.memory ? Json(s.memory->read_per_token) : Json()},
                       {"cache_per_1k_tokens", s.memory ? Json(s.memory->cache_per_1k) : Json()}};
@@ -200,6 +211,14 @@ std::string gpu_text(const decode::GpuPlan &plan) {
            size_text(plan.part->gpu.all()) + " of " + free + (missing.empty() ? "" : " (" + missing + ")");
 }
 
+// "EAGLE-3, for a model of width 4096; reads its layers 2, 16, 29; drafts 32000 of its tokens"
+std::string head_text(const model::Eagle3Target &head) {
+    std::string layers;
+    for (const int64_t layer : head.layers) layers += (layers.empty() ? "" : ", ") + std::to_string(layer);
+    return "EAGLE-3, for a model of width " + std::to_string(head.width) + "; reads its layers " + layers +
+           "; drafts " + (head.draft_rows > 0 ? std::to_string(head.draft_rows) : "all") + " of its tokens";
+}
+
 std::string shape_text(const gguf::Tensor &t) {
     std::string text = "[";
     for (uint32_t d = 0; d < t.rank; ++d) text += (d ? ", " : "") + std::to_string(t.shape[d]);
@@ -226,6 +245,7 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
     text += line("architecture", s.architecture.empty() ? "not given" : gguf::printable(s.architecture));
     text += line("parameters",
                  count_text(s.parameters) + " in " + std::to_string(file.tensors().size()) + " tensors");
+    if (s.head) text += line("draft head", head_text(*s.head));
     char bits[32];
     std::snprintf(bits, sizeof bits, "%.2f", s.bits_per_weight());
     text += line("bits per weight", bits);

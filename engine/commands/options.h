@@ -83,7 +83,8 @@ struct StatsFlags {
 };
 
 struct DraftFlags {
-    std::string model = {};           // a draft model's file; empty: none
+    std::string model = {};           // the file of a draft model or of an EAGLE-3 head; empty: none
+    bool needs_eagle3 = false;        // the file must be a head
     std::string device = "auto";      // the draft model's --device
     std::string gpu_layers = "auto";  // the draft model's --gpu-layers
     bool lookup = false;

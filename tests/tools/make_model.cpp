@@ -5,8 +5,38 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/eagle_head.h"
 #include "tests/support/model_families.h"
 #include "tests/support/model_maker.h"
+
+namespace {
+
+struct HeadFlags {
+    std::string target;
+    int64_t rows = 0;
+    bool norm_before_fc = false, norm_before_residual = false;
+};
+
+// An EAGLE-3 head for a model; of `shape`, its own sizes if they were given.
+void make_head(const HeadFlags &flags, const runnel::testing::ModelShape &shape, const CLI::App &app,
+               const std::string &out, bool overwrite) {
+    const auto given = [&](const char *option, int64_t value) { return app.count(option) > 0 ? value : 0; };
+    const auto target = runnel::gguf::File::open(flags.target);
+    const runnel::testing::EagleHead head(target, {.width = given("--width", shape.width),
+                                                   .ff = given("--ff", shape.ff),
+                                                   .heads = shape.heads,
+                                                   .kv_heads = shape.kv_heads,
+                                                   .head_dim = shape.head_dim,
+                                                   .rows = flags.rows,
+                                                   .norm_before_residual = flags.norm_before_residual,
+                                                   .norm_before_fc = flags.norm_before_fc,
+                                                   .rope_freq_base = shape.rope_freq_base,
+                                                   .type = shape.type,
+                                                   .seed = shape.seed});
+    head.write(out, {.overwrite = overwrite});
+}
+
+}  // namespace
 
 int main(int argc, char **argv) {
     runnel::testing::ModelShape shape;
@@ -39,6 +69,11 @@ int main(int argc, char **argv) {
     app.add_option("--original-ctx", shape.original_context, "before scaling; 0: ctx / rope-factor");
     app.add_option("--sliding-window", shape.sliding_window);
     app.add_flag("--draft-block", shape.draft_block, "a next-token-prediction block behind the layers");
+    HeadFlags head;
+    app.add_option("--eagle3-for", head.target, "write an EAGLE-3 head for this model instead of a model");
+    app.add_option("--draft-vocab", head.rows, "tokens that the head can draft; 0: all");
+    app.add_flag("--norm-before-fc", head.norm_before_fc);
+    app.add_flag("--norm-before-residual", head.norm_before_residual);
     app.add_option("--experts", shape.experts.count, "0: 8 in families of experts");
     app.add_option("--experts-used", shape.experts.used);
     app.add_option("--expert-ff", shape.experts.ff, "0: ff");
@@ -60,7 +95,10 @@ int main(int argc, char **argv) {
     CLI11_PARSE(app, argc, argv);
     if (fast) shape.effort = runnel::gguf::Effort::Fast;
     try {
-        runnel::testing::make_model(shape, out, {.overwrite = overwrite});
+        if (!head.target.empty())
+            make_head(head, shape, app, out, overwrite);
+        else
+            runnel::testing::make_model(shape, out, {.overwrite = overwrite});
     } catch (const std::exception &error) {
         std::cerr << "make-model: " << error.what() << '\n';
         return 1;

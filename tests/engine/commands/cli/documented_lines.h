@@ -299,6 +299,8 @@ constexpr DocumentedLine kDocumentedLines[] = {
      "model=m.gguf spec-type=ngram-map-k4v prompt=Hi (--spec-ngram-size-n) (--spec-ngram-size-m) (--spec-ngram-min-hits)"},
     {"run -m m.gguf --spec-type draft-mtp -p Hi",
      "model=m.gguf spec-type=draft-mtp prompt=Hi"},
+    {"run -m m.gguf -md e.gguf --spec-type draft-eagle3 -p Hi",
+     "model=m.gguf draft-model=e.gguf spec-type=draft-eagle3 prompt=Hi"},
     {"run -m m.gguf --spec-type none -p Hi",
      "model=m.gguf spec-type=none prompt=Hi"},
     {"run -m m.gguf --spec-default -p Hi",
