@@ -23,8 +23,8 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/reference/reference_backend.h"
-#include "tests/support/answers.h"
 #include "tests/support/draft_model.h"
+#include "tests/support/draft_rig.h"
 
 using namespace runnel;
 using namespace runnel::completion;
@@ -33,14 +33,8 @@ using namespace runnel::testing;
 
 namespace {
 
-constexpr int32_t kContext = 160;
-SamplingOptions sampling_of(float temperature, uint64_t seed = 5) {
-    SamplingOptions how;
-    how.temperature = temperature;
-    how.top_k = 0, how.top_p = 1, how.min_p = 0;
-    how.seed = seed;
-    return how;
-}
+constexpr int32_t kContext = kRigContext;
+static_assert(kDraftVocab == kRigVocab);
 
 enum class On { Cpu, Gpu };  // the emulated one
 
@@ -58,42 +52,11 @@ struct Rig {
           block([=] { return backend_on(device, threads); }, programs, executor, states, 3),
           sampler(sampling_of(0), static_cast<int32_t>(kDraftVocab)) {}
 
-    // The sequence has all tokens of the text but the last.
     Draft draft(const SingleSequence &sequence, TokenId last, int32_t most) {
-        BlockDraft source(block, false);
-        source.follow(&sequence.sequence().cache(), nullptr);
-        std::vector<TokenId> text = sequence.tokens();
-        text.push_back(last);
-        return source.draft(text, most, 0, sampler);
+        return draft_of(block, sampler, {&sequence, last, most});
     }
-    struct Asked {
-        const SingleSequence *sequence;
-        TokenId last;
-        int32_t most;
-    };
-    std::vector<Draft> draft_all(std::span<const Asked> asked) {
-        std::vector<BlockDraft> sources(asked.size(), BlockDraft(block, false));
-        std::vector<PendingDraft *> pending;
-        for (size_t i = 0; i < asked.size(); ++i) {
-            sources[i].follow(&asked[i].sequence->sequence().cache(), nullptr);
-            std::vector<TokenId> text = asked[i].sequence->tokens();
-            text.push_back(asked[i].last);
-            pending.push_back(sources[i].begin(text, asked[i].most, 0, sampler));
-            REQUIRE(pending.back());
-        }
-        draft_together(pending, nullptr);
-        std::vector<Draft> drafts;
-        for (BlockDraft &source : sources) drafts.push_back(source.finish());
-        return drafts;
-    }
-    MakeSpeculator speculators(int32_t branches) {
-        return [this, branches] {
-            std::vector<std::unique_ptr<DraftSource>> sources;
-            sources.push_back(std::make_unique<BlockDraft>(block, false));
-            return std::make_unique<Speculator>(
-                std::move(sources), SpeculationOptions{.length = {.most = 5, .branches = branches}});
-        };
-    }
+    std::vector<Draft> draft_all(std::span<const Asked> asked) { return drafts_of(block, sampler, asked); }
+    MakeSpeculator speculators(int32_t branches) { return speculators_of(block, branches); }
 
     std::shared_ptr<HiddenStates> states = std::make_shared<HiddenStates>();
     std::vector<kernels::Program> programs;
@@ -101,34 +64,6 @@ struct Rig {
     DraftBlock block;
     Sampler sampler;
 };
-
-std::vector<TokenId> text_of(size_t length, uint32_t seed) {
-    std::mt19937 rng(seed);
-    std::vector<TokenId> text(length);
-    for (TokenId &id : text) id = static_cast<TokenId>(rng() % kDraftVocab);
-    return text;
-}
-
-struct Texts {
-    std::vector<std::vector<TokenId>> tokens;
-    SpeculationCounts counts;
-};
-
-// Answers to several prompts, in one batch.
-Texts answers(Executor &executor, const MakeSpeculator &drafts, size_t prompts, float temperature,
-              int32_t most = 40) {
-    const Vocabulary vocabulary{[](TokenId id) { return std::to_string(id) + " "; },
-                                [](TokenId) { return false; }};
-    CompletionQueue queue(executor, vocabulary, {.parallel = 3, .drafts = drafts});
-    for (size_t i = 0; i < prompts; ++i)
-        queue.submit({.input = Tokens{text_of(3 + 17 * i, static_cast<uint32_t>(i))},
-                      .sampling = sampling_of(temperature, i),
-                      .limits = {.max_tokens = most}});
-    Texts texts;
-    for (const auto &[id, answer] : answer_all(queue)) texts.tokens.push_back(answer.done.tokens);
-    texts.counts = queue.speculation();
-    return texts;
-}
 
 }  // namespace
 
@@ -245,7 +180,7 @@ TEST_CASE("block draft: drafts made together are those made alone, whatever the 
             }
             for (int round = 0; round < 3; ++round) {
                 CAPTURE(round);
-                std::vector<Rig::Asked> asked;
+                std::vector<Asked> asked;
                 std::vector<Draft> expected;
                 for (size_t i = 0; i < together.size(); ++i) {
                     if (rng() % 4 == 0) continue;  // this sequence catches up later
@@ -431,14 +366,8 @@ TEST_CASE("block draft: one that is never right is seldom asked") {
     model.tensors["blk.2.nextn.shared_head_head.weight"] = std::move(rows);
     const gguf::File file = model.write();
     Rig rig(file);
-    const auto costs = std::make_shared<SharedCosts>();
-    const MakeSpeculator governed = [&] {
-        std::vector<std::unique_ptr<DraftSource>> sources;
-        sources.push_back(std::make_unique<BlockDraft>(rig.block, false));
-        return std::make_unique<Speculator>(std::move(sources),
-                                            SpeculationOptions{.length = {.most = 5, .branches = 1}}, costs);
-    };
-    const Texts texts = answers(rig.executor, governed, 1, 0, 140);
+    const Texts texts =
+        answers(rig.executor, speculators_of(rig.block, 1, std::make_shared<SharedCosts>()), 1, 0, 140);
     const auto count = static_cast<int64_t>(texts.tokens.at(0).size());
     REQUIRE(count == 140);
     CHECK(texts.counts.accepted == 0);

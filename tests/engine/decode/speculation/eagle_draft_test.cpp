@@ -24,7 +24,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/reference/reference_backend.h"
 #include "kernels/split_backend.h"
-#include "tests/support/answers.h"
+#include "tests/support/draft_rig.h"
 #include "tests/support/eagle_pair.h"
 
 using namespace runnel;
@@ -34,16 +34,9 @@ using namespace runnel::testing;
 
 namespace {
 
-constexpr int32_t kContext = 160;
+constexpr int32_t kContext = kRigContext;
 constexpr int64_t kVocab = kEagleVocab, kWidth = kEagleWidth;
-
-SamplingOptions sampling_of(float temperature, uint64_t seed = 5) {
-    SamplingOptions how;
-    how.temperature = temperature;
-    how.top_k = 0, how.top_p = 1, how.min_p = 0;
-    how.seed = seed;
-    return how;
-}
+static_assert(kVocab == kRigVocab);
 
 enum class On { Cpu, Gpu, Several };  // the emulated one; CPUs with a part of the layers each
 
@@ -74,41 +67,12 @@ struct Rig {
           block([=] { return backend_on(device, threads); }, {&head.program, 1}, executor, states, 3, &head),
           sampler(sampling_of(0), static_cast<int32_t>(kVocab)) {}
 
-    // The sequence has all tokens of the text but the last.
     Draft draft(const SingleSequence &sequence, TokenId last, int32_t most) {
-        BlockDraft source(block, false);
-        source.follow(&sequence.sequence().cache(), nullptr);
-        std::vector<TokenId> text = sequence.tokens();
-        text.push_back(last);
-        return source.draft(text, most, 0, sampler);
+        return draft_of(block, sampler, {&sequence, last, most});
     }
-    struct Asked {
-        const SingleSequence *sequence;
-        TokenId last;
-        int32_t most;
-    };
-    std::vector<Draft> draft_all(std::span<const Asked> asked) {
-        std::vector<BlockDraft> sources(asked.size(), BlockDraft(block, false));
-        std::vector<PendingDraft *> pending;
-        for (size_t i = 0; i < asked.size(); ++i) {
-            sources[i].follow(&asked[i].sequence->sequence().cache(), nullptr);
-            std::vector<TokenId> text = asked[i].sequence->tokens();
-            text.push_back(asked[i].last);
-            pending.push_back(sources[i].begin(text, asked[i].most, 0, sampler));
-            REQUIRE(pending.back());
-        }
-        draft_together(pending, nullptr);
-        std::vector<Draft> drafts;
-        for (BlockDraft &source : sources) drafts.push_back(source.finish());
-        return drafts;
-    }
+    std::vector<Draft> draft_all(std::span<const Asked> asked) { return drafts_of(block, sampler, asked); }
     MakeSpeculator speculators(int32_t branches, std::shared_ptr<SharedCosts> costs = nullptr) {
-        return [this, branches, costs] {
-            std::vector<std::unique_ptr<DraftSource>> sources;
-            sources.push_back(std::make_unique<BlockDraft>(block, false));
-            return std::make_unique<Speculator>(
-                std::move(sources), SpeculationOptions{.length = {.most = 5, .branches = branches}}, costs);
-        };
+        return speculators_of(block, branches, std::move(costs));
     }
 
     std::shared_ptr<HiddenStates> states = std::make_shared<HiddenStates>(HiddenStates::Pairs::WithNext);
@@ -118,34 +82,6 @@ struct Rig {
     DraftBlock block;
     Sampler sampler;
 };
-
-std::vector<TokenId> text_of(size_t length, uint32_t seed) {
-    std::mt19937 rng(seed);
-    std::vector<TokenId> text(length);
-    for (TokenId &id : text) id = static_cast<TokenId>(rng() % kVocab);
-    return text;
-}
-
-struct Texts {
-    std::vector<std::vector<TokenId>> tokens;
-    SpeculationCounts counts;
-};
-
-// Answers to several prompts, in one batch.
-Texts answers(Executor &executor, const MakeSpeculator &drafts, size_t prompts, float temperature,
-              int32_t most = 40) {
-    const completion::Vocabulary vocabulary{[](TokenId id) { return std::to_string(id) + " "; },
-                                            [](TokenId) { return false; }};
-    CompletionQueue queue(executor, vocabulary, {.parallel = 3, .drafts = drafts});
-    for (size_t i = 0; i < prompts; ++i)
-        queue.submit({.input = Tokens{text_of(1 + 17 * i, static_cast<uint32_t>(i))},
-                      .sampling = sampling_of(temperature, i),
-                      .limits = {.max_tokens = most}});
-    Texts texts;
-    for (const auto &[id, answer] : answer_all(queue)) texts.tokens.push_back(answer.done.tokens);
-    texts.counts = queue.speculation();
-    return texts;
-}
 
 }  // namespace
 
@@ -304,7 +240,7 @@ TEST_CASE("eagle draft: drafts made together are those made alone, whatever the 
         }
         for (int round = 0; round < 4; ++round) {
             CAPTURE(round);
-            std::vector<Rig::Asked> asked;
+            std::vector<Asked> asked;
             std::vector<Draft> expected;
             for (size_t i = 0; i < together.size(); ++i) {
                 if (rng() % 4 == 0) continue;  // this sequence catches up later
@@ -358,9 +294,9 @@ TEST_CASE("eagle draft: the text is the same as without drafts, alone and in a b
                 const size_t prompts = device == On::Cpu ? 5 : 2;
                 Executor plain(backend_on(device), model::build(pair.target()).program,
                                {.context = kContext, .batch = 48, .sequences = 6});
-                const Texts without = answers(plain, {}, prompts, temperature);
+                const Texts without = answers(plain, {}, prompts, temperature, 40, 1);
                 Rig rig(pair, 1, 48, device);
-                const Texts with = answers(rig.executor, rig.speculators(4), prompts, temperature);
+                const Texts with = answers(rig.executor, rig.speculators(4), prompts, temperature, 40, 1);
                 CHECK(with.tokens == without.tokens);
                 CHECK(with.counts.failure == "");
                 CHECK(with.counts.drafted > 0);
