@@ -4,7 +4,7 @@ matrix shared with the embedding), written so that its weights go into GGUF as t
 Rotary positions turn neighboring pairs of a head's dimensions (2i, 2i+1), as GGUF's "llama" architecture expects.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -43,23 +43,27 @@ class Layer(nn.Module):
         self.up = nn.Linear(shape.width, shape.feed_forward, bias=False)
         self.down = nn.Linear(shape.feed_forward, shape.width, bias=False)
 
-    def forward(self, x, cos, sin):
-        """x: batch x time x width; cos, sin: time x head_size/2."""
+    def attention(self, h, cos, sin):
+        """What attention adds to the residual stream, for its normalized input h (batch x time x width)."""
         s = self.shape
-        batch, time, width = x.shape
+        batch, time, width = h.shape
 
         def heads(y, count):
             return y.view(batch, time, count, s.head_size).transpose(1, 2)
 
-        h = F.rms_norm(x, (width,), self.attention_norm, s.epsilon)
         q = rotate(heads(self.query(h), s.heads), cos, sin)
         k = rotate(heads(self.key(h), s.kv_heads), cos, sin)
         v = heads(self.value(h), s.kv_heads)
         group = s.heads // s.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
-        h = F.rms_norm(x, (width,), self.feed_forward_norm, s.epsilon)
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
+
+    def forward(self, x, cos, sin):
+        """x: batch x time x width; cos, sin: time x head_size/2."""
+        s = self.shape
+        x = x + self.attention(F.rms_norm(x, (s.width,), self.attention_norm, s.epsilon), cos, sin)
+        h = F.rms_norm(x, (s.width,), self.feed_forward_norm, s.epsilon)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
@@ -97,15 +101,3 @@ class Llama(nn.Module):
 
     def parameters_total(self):
         return sum(p.numel() for p in self.parameters())
-
-
-def save(model, path, **facts):
-    torch.save({"shape": asdict(model.shape), "weights": model.state_dict(), "facts": facts}, path)
-
-
-def load(path):
-    """Returns the model and the facts saved with it."""
-    stored = torch.load(path, map_location="cpu", weights_only=True)
-    model = Llama(Shape(**stored["shape"]))
-    model.load_state_dict(stored["weights"])
-    return model, stored["facts"]

@@ -15,6 +15,7 @@ The learning rate is constant, then falls to zero over the last part of the run,
 
 import argparse
 import dataclasses
+import functools
 import math
 import random
 import time
@@ -25,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import checkpoint
 import demo_corpus
 import demo_model
 
@@ -57,20 +59,20 @@ def train_tokenizer(texts, path):
 
 
 class Windows:
-    """Windows of CONTEXT + 1 tokens over a text, each once per epoch in random order. Every epoch has another offset."""
+    """Windows of `context` + 1 tokens over a text, each once per epoch in random order. Every epoch has another offset."""
 
-    def __init__(self, tokens, generator, starts=None):
-        self.tokens, self.generator, self.starts, self.queue = tokens, generator, starts, []
+    def __init__(self, tokens, generator, context, starts=None):
+        self.tokens, self.generator, self.context, self.starts, self.queue = tokens, generator, context, starts, []
 
     def _epoch(self):
         if self.starts is None:
-            at = numpy.arange(self.generator.integers(CONTEXT), len(self.tokens) - CONTEXT - 1, CONTEXT)
+            at = numpy.arange(self.generator.integers(self.context), len(self.tokens) - self.context - 1, self.context)
         else:  # each window begins at the first of `starts` near or after the end of the one before
-            at, end = [], self.generator.integers(CONTEXT)
+            at, end = [], self.generator.integers(self.context)
             for start in self.starts:
-                if start >= end and start + CONTEXT + 1 <= len(self.tokens):
+                if start >= end and start + self.context + 1 <= len(self.tokens):
                     at.append(start)
-                    end = start + CONTEXT - CONTEXT // 4
+                    end = start + self.context - self.context // 4
         return list(self.generator.permutation(at))
 
     def take(self, count):
@@ -78,42 +80,54 @@ class Windows:
         for _ in range(count):
             self.queue = self.queue or self._epoch()
             at = int(self.queue.pop())
-            rows.append(self.tokens[at : at + CONTEXT + 1])
+            rows.append(self.tokens[at : at + self.context + 1])
         return rows
+
+
+def read_corpus(corpus, out):
+    """The text as tokens, also kept in OUT/tokens.pt: books, other books and conversations, where these begin, and of each
+    work held out its tokens and its size in bytes. Makes OUT/tokenizer.json if it is missing."""
+    kept = out / "tokens.pt"
+    if kept.exists():
+        return torch.load(kept, weights_only=True)
+    books = dict(demo_corpus.books(corpus))
+    texts = list(books.values())
+    tales = [text for name, text in books.items() if demo_corpus.is_tales(name)]
+    others = [text for name, text in books.items() if not demo_corpus.is_tales(name)]
+    short = [text for name, text in books.items() if demo_corpus.is_short_tales(name)]
+    path = out / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path)) if path.exists() else train_tokenizer(texts, path)
+
+    def encode(documents):
+        return [torch.tensor(e.ids, dtype=torch.int32) for e in tokenizer.encode_batch(list(documents))]
+
+    talks = encode(t for seed in (SEED, SEED + 1) for t in demo_corpus.conversations(short, random.Random(seed)))
+    tokens = {
+        "tales": torch.cat(encode(map(demo_corpus.plain_text, tales))),
+        "others": torch.cat(encode(map(demo_corpus.plain_text, others))),
+        "talks": torch.cat(talks),
+        "talk_starts": torch.tensor([0] + [len(t) for t in talks]).cumsum(0)[:-1],
+        "held_out": [
+            (torch.tensor(tokenizer.encode(demo_corpus.END + text).ids), len(text.encode()))
+            for _, text in demo_corpus.books(corpus, held_out=True)
+        ],
+    }
+    torch.save(tokens, kept)
+    return tokens
 
 
 class Data:
     """The training text as tokens, and batches of it."""
 
-    def __init__(self, corpus, out):
-        books = dict(demo_corpus.books(corpus))
-        texts = list(books.values())
-        tales = [text for name, text in books.items() if demo_corpus.is_tales(name)]
-        others = [text for name, text in books.items() if not demo_corpus.is_tales(name)]
-        short = [text for name, text in books.items() if demo_corpus.is_short_tales(name)]
-        path = out / "tokenizer.json"
-        tokenizer = Tokenizer.from_file(str(path)) if path.exists() else train_tokenizer(texts, path)
+    def __init__(self, corpus, out, context=CONTEXT):
+        self.context = context
+        tokens = read_corpus(corpus, out)
         generator = numpy.random.default_rng([SEED, 0])
-
-        def encode(documents):
-            return [numpy.array(e.ids, dtype=numpy.int32) for e in tokenizer.encode_batch(list(documents))]
-
-        self.tales, self.others = (
-            Windows(numpy.concatenate(encode(map(demo_corpus.plain_text, part))), generator) for part in (tales, others)
-        )
-        talks = encode(t for seed in (SEED, SEED + 1) for t in demo_corpus.conversations(short, random.Random(seed)))
-        starts = numpy.cumsum([0] + [len(t) for t in talks])[:-1]
-        self.talks = Windows(numpy.concatenate(talks), generator, starts)
-        for name, count, windows in [
-            ("books of tales", len(tales), self.tales),
-            ("other books", len(others), self.others),
-            ("conversations", len(talks), self.talks),
-        ]:
-            print(f"{count} {name}: {len(windows.tokens)} tokens", flush=True)
-        self.held_out = []  # tokens and bytes of each work
-        for _, text in demo_corpus.books(corpus, held_out=True):
-            ids = tokenizer.encode(demo_corpus.END + text).ids
-            self.held_out.append((torch.tensor(ids), len(text.encode())))
+        self.tales, self.others = (Windows(tokens[part].numpy(), generator, context) for part in ("tales", "others"))
+        self.talks = Windows(tokens["talks"].numpy(), generator, context, tokens["talk_starts"].tolist())
+        for name, windows in [("books of tales", self.tales), ("other books", self.others), ("conversations", self.talks)]:
+            print(f"{name}: {len(windows.tokens)} tokens", flush=True)
+        self.held_out = tokens["held_out"]
 
     def shuffle(self, step):
         """Starts new epochs in an order that depends on the step alone, so that a resumed run gets other windows."""
@@ -122,24 +136,24 @@ class Data:
             windows.generator, windows.queue = generator, []
 
     def batch(self, size, share):
-        """size x (CONTEXT + 1) tokens, `share` of them in conversations."""
+        """size x (context + 1) tokens, `share` of them in conversations."""
         talks, others = round(size * share), round(size * OTHERS)
         rows = self.talks.take(talks) + self.others.take(others) + self.tales.take(size - talks - others)
         return torch.from_numpy(numpy.stack(rows).astype(numpy.int64))
 
 
 @torch.no_grad()
-def held_out_perplexity(model, held_out, most=12):
+def held_out_perplexity(model, data, most=12):
     """Perplexity by token and by byte, scoring the second half of each window, over about `most` windows."""
     model.eval()
-    windows = [w for ids, _ in held_out for w in ids.split(CONTEXT) if len(w) == CONTEXT]
+    windows = [w for ids, _ in data.held_out for w in ids.split(data.context) if len(w) == data.context]
     windows = windows[:: max(1, len(windows) // most)]
-    bytes_per_token = sum(size for _, size in held_out) / sum(len(ids) for ids, _ in held_out)
+    bytes_per_token = sum(size for _, size in data.held_out) / sum(len(ids) for ids, _ in data.held_out)
     total = 0.0
     for window in windows:
         with autocast():
-            logits = model(window[None, :-1])[0, CONTEXT // 2 - 1 :]
-        total += F.cross_entropy(logits.float(), window[CONTEXT // 2 :]).item()
+            logits = model(window[None, :-1])[0, data.context // 2 - 1 :]
+        total += F.cross_entropy(logits.float(), window[data.context // 2 :]).item()
     model.train()
     loss = total / len(windows)
     return math.exp(loss), math.exp(loss / bytes_per_token)
@@ -150,11 +164,14 @@ def autocast():
 
 
 class Optimizer:
-    """Muon for the layers' matrices, AdamW for the embedding and the norms; both follow one schedule."""
+    """Muon for the layers' matrices, AdamW for the embedding, the norms and what has few rows or columns; both follow one
+    schedule."""
 
     def __init__(self, model):
-        matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embedding" not in n]
-        others = [p for n, p in model.named_parameters() if p.dim() < 2 or "embedding" in n]
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for n, p in named if p.dim() == 2 and min(p.shape) >= 32 and "embedding" not in n]
+        chosen = set(map(id, matrices))
+        others = [p for _, p in named if id(p) not in chosen]
         self.parts = [
             torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, momentum=0.95),
             torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.01),
@@ -205,11 +222,20 @@ def loss_on(model, tokens, teacher):
     return 0.2 * loss + 0.8 * F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(0, 1))
 
 
-def train(name, shape, data, options, clock, teacher=None):
-    """Trains a model; writes it to OUT/name.pt every few minutes and at the end."""
-    torch.manual_seed(SEED)
+FINAL_WINDOWS = 60  # of held-out text, scored at the end of a run
+
+
+def perplexity_line(model, data, most=12):
+    by_token, by_byte = held_out_perplexity(model, data, most)
+    return f"held-out perplexity {by_token:.2f} by token, {by_byte:.4f} by byte"
+
+
+def train(name, model, loss_on_batch, data, options, clock, measure=perplexity_line, rate=1.0, **facts):
+    """Trains a model to a low loss_on_batch(model, tokens); writes it to OUT/name.pt every few minutes and at the end.
+    measure(model, data, most windows) is a line that says how good it is; `rate` scales the learning rates; `facts` are
+    saved with the model."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = demo_model.Llama(shape).to(device)
+    model = model.to(device)
     optimizer = Optimizer(model)
     step, tokens_seen, saved = 0, 0, time.time()
     state_path = options.out / f"{name}-state.pt"
@@ -220,32 +246,30 @@ def train(name, shape, data, options, clock, teacher=None):
         step, tokens_seen, clock.begin = state["step"], state["tokens"], time.time() - state["seconds"]
     data.shuffle(step)
     print(f"{name}: {model.parameters_total()} parameters", flush=True)
-    loss_function = torch.compile(loss_on) if options.compile else loss_on
+    loss_function = torch.compile(loss_on_batch) if options.compile else loss_on_batch
 
     def save():
-        demo_model.save(model, options.out / f"{name}.pt", steps=step, tokens=tokens_seen)
+        checkpoint.save(model, options.out / f"{name}.pt", steps=step, tokens=tokens_seen, **facts)
         state = {"model": model.state_dict(), "optimizer": optimizer.state(), "step": step, "tokens": tokens_seen, "seconds": clock.elapsed()}
         torch.save(state, state_path)
 
     while (progress := clock.progress(step)) < 1:
         share = CONVERSATIONS if progress < 1 - FALL else CONVERSATIONS_LAST
         tokens = data.batch(options.batch, share).to(device)
-        loss = loss_function(model, tokens, teacher)
+        loss = loss_function(model, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step(rate_scale(step, progress))
+        optimizer.step(rate * rate_scale(step, progress))
         step += 1
         tokens_seen += tokens.numel()
         if step % 20 == 0:
             print(f"{name} step {step} {progress:.1%} loss {loss.item():.3f}, {tokens_seen} tokens, {clock.elapsed():.0f} s", flush=True)
         if time.time() - saved > 60 * options.save_minutes:
             save()
-            by_token, by_byte = held_out_perplexity(model, data.held_out)
-            print(f"{name} held-out perplexity {by_token:.2f} by token, {by_byte:.4f} by byte", flush=True)
+            print(f"{name} {measure(model, data)}", flush=True)
             saved = time.time()
     save()
-    by_token, by_byte = held_out_perplexity(model, data.held_out, most=1000)
-    print(f"{name} done: {step} steps, held-out perplexity {by_token:.2f} by token, {by_byte:.4f} by byte", flush=True)
+    print(f"{name} done: {step} steps, {measure(model, data, most=FINAL_WINDOWS)}", flush=True)
     return model
 
 
@@ -260,12 +284,16 @@ def arguments():
     parser.add_argument("--width", type=int, default=DEMO.width, help="width of the demo, a multiple of 64 (default %(default)s)")
     parser.add_argument("--layers", type=int, default=DEMO.layers, help="layers of the demo (default %(default)s)")
     parser.add_argument("--batch", type=int, default=8, help=f"sequences of {CONTEXT} tokens in a step (default %(default)s)")
+    parser.add_argument("--only", choices=["demo", "draft"], help="train one of the two (the draft needs OUT/demo.pt)")
+    add_common_arguments(parser)
+    return parser.parse_args()
+
+
+def add_common_arguments(parser):
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores)")
     parser.add_argument("--save-minutes", type=float, default=4, help="time between checkpoints (default %(default)s)")
-    parser.add_argument("--only", choices=["demo", "draft"], help="train one of the two (the draft needs OUT/demo.pt)")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUT")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile (slower)")
-    return parser.parse_args()
 
 
 def demo_shape(options):
@@ -287,11 +315,15 @@ def main():
         torch.set_num_threads(options.threads)
     data = Data(options.corpus, options.out)
     if options.only != "draft":
-        train("demo", demo_shape(options), data, options, Clock(options.steps, options.minutes))
+        torch.manual_seed(SEED)
+        model = demo_model.Llama(demo_shape(options))
+        train("demo", model, functools.partial(loss_on, teacher=None), data, options, Clock(options.steps, options.minutes))
     if options.only != "demo":
-        teacher, _ = demo_model.load(options.out / "demo.pt")
+        teacher, _ = checkpoint.load(options.out / "demo.pt")
         teacher.requires_grad_(False).eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        train("draft", DRAFT, data, options, Clock(options.draft_steps, options.draft_minutes), teacher)
+        torch.manual_seed(SEED)
+        loss = functools.partial(loss_on, teacher=teacher)
+        train("draft", demo_model.Llama(DRAFT), loss, data, options, Clock(options.draft_steps, options.draft_minutes))
 
 
 if __name__ == "__main__":
