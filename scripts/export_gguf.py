@@ -70,7 +70,7 @@ def description(facts):
     if "trunk_steps" not in facts:
         return f"Trained from scratch by scripts/train_demo.py: {run} of {TRAINING_DATA}."
     trunk = f"{facts['trunk_steps']} steps, {facts['trunk_tokens']} tokens"
-    return f"Made from the runnel demo by scripts/train_hybrid.py: {trunk}, and {run} for the draft block, of {TRAINING_DATA}."
+    return f"Made from the runnel demo by scripts/train_hybrid.py: {trunk}, and {run} for the draft block (begun by least squares), of {TRAINING_DATA}."
 
 
 def add_metadata(writer, options, shape, facts):

@@ -29,8 +29,8 @@ import hybrid_model
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = ROOT / "tests/data/held-out.txt"
-CONTEXT, CHUNKS = 1024, 6
-PEER_CHUNKS = 2  # llama.cpp's server is asked once per token
+CONTEXT, CHUNKS = 1024, 4
+PEER_CHUNKS = 1  # llama.cpp's server is asked once per token
 DRAFT_TOKENS = 600
 PROMPTS = [("Once upon a time there was a king who", 40), ("The wolf said to the", 40), ("And so the little boy", 40)]
 

@@ -178,9 +178,13 @@ class DraftBlock(nn.Module):
 
     def forward(self, embedded, hidden, cos, sin):
         """Hidden states (batch x time x width) of embedded tokens and the trunk's hidden states, both batch x time x width."""
+        x = self.join(self.joined(embedded, hidden))
+        return norm(self.layer(x, cos, sin), self.head_norm, self.epsilon)
+
+    def joined(self, embedded, hidden):
+        """The input of `join`: each token's embedding, and the hidden state of the position before."""
         before = F.pad(hidden[:, :-1], (0, 0, 1, 0))
-        joined = torch.cat((norm(embedded, self.token_norm, self.epsilon), norm(before, self.hidden_norm, self.epsilon)), -1)
-        return norm(self.layer(self.join(joined), cos, sin), self.head_norm, self.epsilon)
+        return torch.cat((norm(embedded, self.token_norm, self.epsilon), norm(before, self.hidden_norm, self.epsilon)), -1)
 
 
 class Hybrid(nn.Module):

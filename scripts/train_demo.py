@@ -164,19 +164,18 @@ def autocast():
 
 
 class Optimizer:
-    """Muon for the layers' matrices, AdamW for the embedding, the norms and what has few rows or columns; both follow one
-    schedule."""
+    """Muon for the layers' matrices, AdamW for the embedding and the norms, or AdamW for all; both follow one schedule."""
 
-    def __init__(self, model):
+    def __init__(self, model, muon):
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for n, p in named if p.dim() == 2 and min(p.shape) >= 32 and "embedding" not in n]
+        matrices = [p for n, p in named if muon and p.dim() == 2 and "embedding" not in n]
         chosen = set(map(id, matrices))
         others = [p for _, p in named if id(p) not in chosen]
-        self.parts = [
-            torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, momentum=0.95),
-            torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.01),
-        ]
-        self.rates = [MUON_RATE, ADAM_RATE]
+        self.parts = [torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.01)]
+        self.rates = [ADAM_RATE]
+        if muon:
+            self.parts.insert(0, torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, momentum=0.95))
+            self.rates.insert(0, MUON_RATE)
 
     def step(self, scale):
         for part, rate in zip(self.parts, self.rates):
@@ -206,8 +205,17 @@ class Clock:
         return step / self.steps if self.steps else self.elapsed() / 60 / self.minutes
 
 
-def rate_scale(step, progress):
-    return min(1.0, (step + 1) / WARMUP_STEPS, max(0.0, (1 - progress) / FALL))
+@dataclasses.dataclass
+class How:
+    """How the weights change."""
+
+    muon: bool = True  # for matrices; else AdamW, whose steps are cheaper
+    rate: float = 1.0  # of the learning rates
+    warmup: int = WARMUP_STEPS
+
+
+def rate_scale(step, progress, warmup):
+    return min(1.0, (step + 1) / warmup, max(0.0, (1 - progress) / FALL))
 
 
 def loss_on(model, tokens, teacher):
@@ -230,13 +238,12 @@ def perplexity_line(model, data, most=12):
     return f"held-out perplexity {by_token:.2f} by token, {by_byte:.4f} by byte"
 
 
-def train(name, model, loss_on_batch, data, options, clock, measure=perplexity_line, rate=1.0, **facts):
+def train(name, model, loss_on_batch, data, options, clock, measure=perplexity_line, how=How(), **facts):
     """Trains a model to a low loss_on_batch(model, tokens); writes it to OUT/name.pt every few minutes and at the end.
-    measure(model, data, most windows) is a line that says how good it is; `rate` scales the learning rates; `facts` are
-    saved with the model."""
+    measure(model, data, most windows) is a line that says how good it is; `facts` are saved with the model."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = model.to(device)
-    optimizer = Optimizer(model)
+    optimizer = Optimizer(model, how.muon)
     step, tokens_seen, saved = 0, 0, time.time()
     state_path = options.out / f"{name}-state.pt"
     if options.resume and state_path.exists():
@@ -259,7 +266,7 @@ def train(name, model, loss_on_batch, data, options, clock, measure=perplexity_l
         loss = loss_function(model, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step(rate * rate_scale(step, progress))
+        optimizer.step(how.rate * rate_scale(step, progress, how.warmup))
         step += 1
         tokens_seen += tokens.numel()
         if step % 20 == 0:

@@ -8,8 +8,8 @@
 The tokenizer, the embedding, the norms, the feed-forward parts and the attention of every fourth layer are the demo's. The
 gated delta nets of the other layers are new: they first learn, each alone, what the demo's attention there gives for the same
 input (OUT/mixers.pt). Then all weights of the trunk are trained (OUT/trunk.pt), then the draft block alone (OUT/draft.pt, the
-whole model): it learns the trunk's probabilities from the trunk's hidden states, and from its own of the step before, as it
-is used.
+whole model): it begins as a least-squares fit and learns the trunk's probabilities from the trunk's hidden states, and from
+its own of the step before, as it is used.
 """
 
 import argparse
@@ -28,8 +28,10 @@ import hybrid_model
 import train_demo
 
 CONTEXT = 1024
+FIT_WINDOWS = 32  # of CONTEXT tokens, to begin the draft block with
 SECOND_STEP = 0.5  # weight of the loss of draft step 2
-TRUNK_RATE = 0.4  # of the learning rates for new weights
+NEW = train_demo.How(muon=False, warmup=20)
+CHANGED = train_demo.How(muon=False, rate=0.3, warmup=20)  # weights that were trained before
 
 
 def write_tokenizer(reader, path):
@@ -108,13 +110,22 @@ def from_demo(reader):
 
 
 @torch.no_grad()
-def begin_draft(model):
-    """The draft block begins as a copy of the trunk's last layer that reads half of the token and half of the state."""
-    draft = model.draft
+def begin_draft(model, data):
+    """The draft block begins as a linear map, by least squares, from the token and the state before to the trunk's state. The
+    attention and the feed-forward part behind it are those of the trunk's last layer, but add nothing yet."""
+    draft, width = model.draft, model.shape.width
     draft.layer.load_state_dict(model.layers[-1].state_dict())
+    draft.layer.mixer.out.weight.zero_()
+    draft.layer.down.weight.zero_()
     draft.head_norm.copy_(model.output_norm)
-    half = torch.eye(model.shape.width) / 2
-    draft.join.weight.copy_(torch.cat((half, half), 1))
+    squares, products = 1e-3 * torch.eye(2 * width), torch.zeros(2 * width, width)
+    for _ in range(FIT_WINDOWS):
+        tokens = data.batch(1, 0)[:, :-1]
+        hidden = model.hidden(tokens)
+        joined = draft.joined(model.embedding(tokens), hidden)[0, 1:]
+        squares += joined.T @ joined
+        products += joined.T @ (hidden[0, 1:] / model.output_norm)
+    draft.join.weight.copy_(torch.linalg.solve(squares, products).T)
 
 
 def read_demo(reader, shape):
@@ -217,24 +228,25 @@ def train_mixers(reader, data, options):
     for layer in model.layers:
         layer.mixer.requires_grad_(isinstance(layer.mixer, hybrid_model.GatedDelta))
     loss = MixerLoss(read_demo(reader, model.shape))
-    train_demo.train("mixers", model, loss, data, options, train_demo.Clock(options.mixer_steps, options.mixer_minutes))
+    clock = train_demo.Clock(options.mixer_steps, options.mixer_minutes)
+    train_demo.train("mixers", model, loss, data, options, clock, how=NEW)
 
 
 def train_trunk(reader, data, options):
     model, _ = checkpoint.load(options.out / "mixers.pt")
     model.draft.requires_grad_(False)
     clock = train_demo.Clock(options.steps, options.minutes)
-    train_demo.train("trunk", model, trunk_loss, data, options, clock, rate=TRUNK_RATE)
+    train_demo.train("trunk", model, trunk_loss, data, options, clock, how=CHANGED)
 
 
 def train_draft(reader, data, options):
     model, trunk = checkpoint.load(options.out / "trunk.pt")
     model.requires_grad_(False)
     model.draft.requires_grad_(True)
-    begin_draft(model)
+    begin_draft(model, data)
     facts = {"trunk_steps": trunk["steps"], "trunk_tokens": trunk["tokens"]}
     clock = train_demo.Clock(options.draft_steps, options.draft_minutes)
-    train_demo.train("draft", model, draft_loss, data, options, clock, agreement_line, **facts)
+    train_demo.train("draft", model, draft_loss, data, options, clock, agreement_line, CHANGED, **facts)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// The small trained model that is part of the repository, its draft model, and text that neither was trained
-// on (tests/models/README.md).
+// The small trained models that are part of the repository, and text that none was trained on
+// (tests/models/README.md).
 #pragma once
 
 #include <filesystem>
@@ -12,6 +12,11 @@ inline std::filesystem::path demo_model() {
 
 inline std::filesystem::path demo_draft() {
     return "tests/models/demo-draft-q8_0.gguf";
+}
+
+// Gated delta nets and attention, with a next-token-prediction block.
+inline std::filesystem::path demo_hybrid() {
+    return "tests/models/hybrid-q8_0.gguf";
 }
 
 inline std::filesystem::path held_out_text() {
