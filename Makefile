@@ -1,5 +1,5 @@
 # make            build/runnel; with MPI=1 also build/runnel-mpi, for several processes under mpirun
-# make demo       build `run` and `chat` for the CPU, then stream text from a model
+# make demo       build a program with run, chat and pull for the CPU, then stream text from a model
 # make install    to PREFIX (/usr/local): program, man page, completions, licences; make uninstall removes them
 # make dist       a tarball and a Debian package in build/; on x86-64 they run with glibc 2.31 (2020) or newer
 # make test       build and run the tests

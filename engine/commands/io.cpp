@@ -65,8 +65,8 @@ Descriptor::~Descriptor() {
 Output::Output(int fd, std::string name) : fd_(fd), name_(std::move(name)), terminal_(isatty(fd) == 1) {}
 
 void Output::begin_lines_after(Output &results) {
-    struct stat a {
-    }, b{};
+    struct stat a {};
+    struct stat b {};
     const bool one_file =
         fstat(fd_, &a) == 0 && fstat(results.fd_, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
     if (one_file && !terminal_) results_ = &results;

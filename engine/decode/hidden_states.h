@@ -1,10 +1,10 @@
 // The hidden state behind every cached token, for the file's draft blocks (model/draft_block.h) or an EAGLE-3 head
 // (model/eagle3.h).
 //
-// A model's pass gives the state: the one after its last norm or before it, or, for a head, g. The draft block reads the
-// state of the token before. States are kept by place in the paged cache (block and cell of the layers without a window), and are thus
-// shared, forked, copied on write and rolled back with the keys and values. They are F16, 2 * width bytes for
-// each cell. Prompt files do not hold them.
+// A model's pass gives the state: for a draft block, the one after the last norm or before it; for a head, g of eagle3.h. A
+// draft is made from the state of the token before. States are kept by place in the paged cache (block and cell of the layers
+// without a window), and are thus shared, forked, copied on write and rolled back with the keys and values. They are F16,
+// 2 * width bytes for each cell. Prompt files do not hold them.
 #pragma once
 
 #include <array>

@@ -31,8 +31,8 @@ bool is_eagle3(const gguf::File &file);
 
 // What a file says about the target.
 struct Eagle3Target {
-    // Layers, counted from 0, as often as they are computed. The number of the target's layers means its last state: after the output norm, except in
-    // gpt-oss, mimo2 and step35 (llama.cpp's choice).
+    // Layers, counted from 0, as often as they are computed. The number of the target's layers means its last state: the one
+    // after the output norm, but before it in gpt-oss, mimo2 and step35 (as in llama.cpp).
     std::array<int64_t, 3> layers;
     int64_t width;       // of its hidden states
     int64_t draft_rows;  // tokens that the head can draft; 0: all of the target's

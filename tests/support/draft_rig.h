@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -81,6 +82,99 @@ inline decode::MakeSpeculator speculators_of(decode::DraftBlock &block, int32_t 
             std::move(sources), decode::SpeculationOptions{.length = {.most = 5, .branches = branches}},
             costs);
     };
+}
+
+// Rig: has an executor, and draft() and draft_all() of its sequences.
+//
+// `rig`, which reads a text in random chunks with roll-backs, forks and a shared prefix between them, drafts what `whole`
+// drafts, which reads it at once. drafts: how many tokens, of 6 asked for.
+template <class Rig>
+void check_changed_sequences(Rig &whole, Rig &rig, uint32_t seed, size_t drafts) {
+    using decode::SingleSequence;
+    const std::vector<decode::TokenId> text = text_of(100, seed);
+    const auto check = [&](const SingleSequence &sequence) {
+        const size_t length = sequence.tokens().size();
+        CAPTURE(length);
+        SingleSequence at_once(whole.executor);
+        REQUIRE(at_once.feed(std::span(text).first(length)));
+        const decode::Draft a = rig.draft(sequence, text[length], 6),
+                            b = whole.draft(at_once, text[length], 6);
+        CHECK(a.tokens == b.tokens);
+        CHECK(a.probabilities == b.probabilities);
+        CHECK(a.tokens.size() == drafts);
+    };
+    std::mt19937 rng(seed);
+    SingleSequence parts(rig.executor);
+    while (parts.tokens().size() < 90) {
+        const size_t at = parts.tokens().size(),
+                     count = at < 60 && rng() % 2 ? 32 - at % 32  // to the end of a cache block
+                                                  : 1 + rng() % std::min<size_t>(90 - at, 11);
+        REQUIRE(parts.feed(std::vector<decode::TokenId>(1 + rng() % 4, 99)));  // rejected drafts
+        if (rng() % 2) rig.draft(parts, 98, 4);
+        parts.truncate(at);
+        REQUIRE(parts.feed(std::span(text).subspan(at, count)));
+        if (rng() % 2) check(parts);
+    }
+    check(parts);
+    for (const size_t at : {size_t{50}, size_t{64}, size_t{32}}) {
+        CAPTURE(at);
+        SingleSequence fork(parts.sequence().fork());
+        fork.truncate(at);
+        REQUIRE(fork.feed(text_of(7, 77)));
+        rig.draft(fork, 3, 5);
+        check(parts);
+        fork.truncate(at);
+        REQUIRE(fork.compute());
+        REQUIRE(fork.feed(std::span(text).subspan(at, 10)));
+        check(fork);
+        check(parts);
+    }
+    SingleSequence shared(rig.executor);
+    const size_t known = shared.reuse(text);
+    REQUIRE(shared.feed(std::span(text).subspan(known, 95 - known)));
+    check(shared);
+}
+
+// Five sequences that begin with `text` go on: `rig` drafts for them in common passes what `other` drafts alone, at most
+// `most` tokens.
+template <class Rig>
+void check_common_passes(Rig &rig, Rig &other, const std::vector<decode::TokenId> &text, uint32_t seed,
+                         uint32_t most) {
+    using decode::SingleSequence;
+    std::mt19937 rng(seed);
+    SingleSequence first(rig.executor), first_alone(other.executor);
+    REQUIRE(first.feed(text));
+    REQUIRE(first_alone.feed(text));
+    std::vector<std::unique_ptr<SingleSequence>> together, alone;
+    for (size_t i = 0; i < 5; ++i) {
+        together.push_back(std::make_unique<SingleSequence>(first.sequence().fork()));
+        alone.push_back(std::make_unique<SingleSequence>(first_alone.sequence().fork()));
+    }
+    for (int round = 0; round < 4; ++round) {
+        CAPTURE(round);
+        std::vector<Asked> asked;
+        std::vector<decode::Draft> expected;
+        for (size_t i = 0; i < together.size(); ++i) {
+            if (rng() % 4 == 0) continue;  // this sequence catches up later
+            if (rng() % 2) {
+                // Some of the sequences go on in the same way.
+                const std::vector<decode::TokenId> more =
+                    text_of(1 + rng() % 6, seed * 100 + static_cast<uint32_t>(i % 3));
+                REQUIRE(together[i]->feed(more));
+                REQUIRE(alone[i]->feed(more));
+            }
+            const auto last = static_cast<decode::TokenId>(rng() % kRigVocab);
+            asked.push_back({together[i].get(), last, static_cast<int32_t>(1 + rng() % most)});
+            expected.push_back(other.draft(*alone[i], last, asked.back().most));
+        }
+        const std::vector<decode::Draft> drafts = rig.draft_all(asked);
+        REQUIRE(drafts.size() == expected.size());
+        for (size_t i = 0; i < drafts.size(); ++i) {
+            CHECK(drafts[i].tokens == expected[i].tokens);
+            CHECK(drafts[i].probabilities == expected[i].probabilities);
+            CHECK(drafts[i].tokens.size() == static_cast<size_t>(asked[i].most));
+        }
+    }
 }
 
 struct Texts {

@@ -50,8 +50,8 @@ struct CommandEntry {
 // The commands of this program, in the order of help.
 std::span<const CommandEntry> command_entries();
 
-// Names of commands that this program was built without: none, but in that of `make demo`, which compiles in a third of
-// the time what its story and chat need (command_entries_demo.cpp).
+// Names of commands that this program was built without. Only the program of `make demo` lacks any
+// (command_entries_demo.cpp).
 std::span<const std::string_view> left_out_commands();
 
 // Adds the options that all commands have. Keeps a reference to `common`.

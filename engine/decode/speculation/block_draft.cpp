@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <numeric>
 #include <utility>
 
 #include "engine/decode/error.h"
@@ -193,12 +194,12 @@ std::span<const float> DraftBlock::step(std::span<const Next> next) {
     return by_token(std::span(logits_).first(next.size() * vocab), next.size());
 }
 
-// The logits of rows of the output matrix as those of the model's tokens, of which others have no chance.
+// The logits of the model's tokens from those of the rows of the output matrix. Tokens without a row are never drafted.
 std::span<const float> DraftBlock::by_token(std::span<const float> rows, size_t count) {
     if (tokens_.empty()) return rows;
-    constexpr float kHopeless = -1e30f;  // but finite
+    constexpr float kNever = -1e30f;  // finite, for the softmax
     const auto vocab = static_cast<size_t>(vocab_);
-    by_token_.assign(count * vocab, kHopeless);
+    by_token_.assign(count * vocab, kNever);
     for (size_t i = 0; i < count; ++i)
         for (size_t row = 0; row < tokens_.size(); ++row)
             by_token_[i * vocab + static_cast<size_t>(tokens_[row])] = rows[i * tokens_.size() + row];
@@ -207,11 +208,16 @@ std::span<const float> DraftBlock::by_token(std::span<const float> rows, size_t 
 
 std::vector<size_t> DraftBlock::together(std::span<const cache::SequenceCache *const> caches) const {
     std::vector<size_t> all;
+    if (!is_head()) {
+        all.resize(caches.size());
+        std::iota(all.begin(), all.end(), size_t{0});
+        return all;
+    }
     std::vector<TokenId> next(static_cast<size_t>(scratch_), text::kNoToken);  // after a cache block
     for (size_t i = 0; i < caches.size(); ++i) {
         const std::span<const TokenId> tokens = caches[i]->tokens();
         const std::span<const BlockId> table =
-            table_of(*caches[i]).first(is_head() ? static_cast<size_t>(cells(*caches[i]) / kBlockTokens) : 0);
+            table_of(*caches[i]).first(static_cast<size_t>(cells(*caches[i]) / kBlockTokens));
         const auto after = [&](size_t block) { return tokens[(block + 1) * kBlockTokens]; };
         bool fits = true;
         for (size_t block = 0; block < table.size() && fits; ++block) {

@@ -22,8 +22,8 @@
 
 namespace runnel::decode {
 
-// The draft blocks of a file, or a head, on a device, for all sequences. Their keys and values are in cache blocks with the same
-// numbers as the model's (HiddenStates::group), so the model's block tables serve all. They are computed when a draft
+// The draft blocks of a file, or a head, on a device, for all sequences. Their keys and values are in cache blocks with the
+// same numbers as the model's (HiddenStates::group), so the model's block tables serve all. They are computed when a draft
 // needs them, from the tokens and the hidden states that the model's passes left.
 class DraftBlock {
   public:
@@ -35,8 +35,8 @@ class DraftBlock {
                const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences = 1,
                const model::Eagle3 *head = nullptr);
 
-    // The indices of the caches that can share passes with the first one, in ascending order. Those of the same
-    // cache blocks cannot if a head computes the last cell of one for different tokens.
+    // The indices of caches that can share passes, the first one among them, in ascending order. Two caches cannot if they
+    // share a cache block whose last cell a head computes for different tokens after it.
     std::vector<size_t> together(std::span<const cache::SequenceCache *const> caches) const;
 
     // Computes what the first step() needs of the cached tokens. False when a stop was requested. The caches must not

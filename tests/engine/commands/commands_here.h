@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <exception>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,17 @@ Outcome call_here(Call command) {
     for (const int fd : {out, err, in}) close(fd);
     outcome.out = text_of(directory / "out"), outcome.err = text_of(directory / "err");
     return outcome;
+}
+
+inline Outcome run_here(const commands::RunOptions &options) {
+    return call_here([&](commands::Io &io) { return run(options, io); });
+}
+
+// What `run --json` shows, without what differs from run to run.
+inline nlohmann::json answer_of(const Outcome &outcome) {
+    REQUIRE_MESSAGE(outcome.code == 0, outcome.error << outcome.err);
+    const nlohmann::json all = nlohmann::json::parse(outcome.out);
+    return {{"text", all.at("text")}, {"tokens", all.at("tokens")}};
 }
 
 }  // namespace runnel::testing

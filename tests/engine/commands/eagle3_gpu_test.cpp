@@ -30,17 +30,6 @@ RunOptions options_for(const EaglePair &pair, bool drafts) {
     return options;
 }
 
-Outcome run_here(const RunOptions &options) {
-    return call_here([&](Io &io) { return run(options, io); });
-}
-
-// What --json shows, without what differs from run to run.
-json answer_of(const Outcome &outcome) {
-    REQUIRE_MESSAGE(outcome.code == 0, outcome.error << outcome.err);
-    const json all = json::parse(outcome.out);
-    return {{"text", all.at("text")}, {"tokens", all.at("tokens")}};
-}
-
 int64_t count_of(const Outcome &outcome, const char *what) {
     return json::parse(outcome.out).at("speculation").at(what).get<int64_t>();
 }

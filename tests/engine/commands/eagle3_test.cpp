@@ -32,13 +32,6 @@ Result run_model(const std::filesystem::path &model, const std::vector<std::stri
     return run_program(std::move(all));
 }
 
-// What --json shows, without what differs from run to run.
-json answer_of(const Result &result) {
-    REQUIRE_MESSAGE(result.code == 0, result.err);
-    json all = json::parse(result.out);
-    return {{"text", all.at("text")}, {"tokens", all.at("tokens")}};
-}
-
 bool holds(const std::string &text, const std::string &part) {
     INFO(text);
     return text.find(part) != std::string::npos;

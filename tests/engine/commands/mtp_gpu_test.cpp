@@ -30,17 +30,6 @@ RunOptions options_for(const DraftModel &model, Mtp mtp) {
     return options;
 }
 
-Outcome run_here(const RunOptions &options) {
-    return call_here([&](Io &io) { return run(options, io); });
-}
-
-// What --json shows, without what differs from run to run.
-json answer_of(const Outcome &outcome) {
-    REQUIRE_MESSAGE(outcome.code == 0, outcome.error << outcome.err);
-    const json all = json::parse(outcome.out);
-    return {{"text", all.at("text")}, {"tokens", all.at("tokens")}};
-}
-
 bool drafted(const Outcome &outcome) {
     return json::parse(outcome.out).contains("speculation");
 }

@@ -26,13 +26,6 @@ Result run_model(const std::filesystem::path &model, const std::vector<std::stri
     return execute(process);
 }
 
-// What --json shows, without what differs from run to run.
-json answer_of(const Result &result) {
-    REQUIRE_MESSAGE(result.code == 0, result.err);
-    json all = json::parse(result.out);
-    return {{"text", all.at("text")}, {"tokens", all.at("tokens")}};
-}
-
 }  // namespace
 
 TEST_CASE("--mtp: the text is the same with and without, and the counts are shown") {

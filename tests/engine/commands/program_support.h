@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -44,6 +45,13 @@ inline Process process(std::vector<std::string> arguments) {
 // True if the line editor waits at an empty prompt that it drew after the first `after` bytes of the output.
 inline bool at_prompt(const std::string &out, size_t after) {
     return out.size() > after && out.ends_with(">>> \r\x1b[4C\x1b[?7h\x1b[?25h");
+}
+
+// What `run --json` shows, without what differs from run to run.
+inline nlohmann::json answer_of(const Result &result) {
+    REQUIRE_MESSAGE(result.code == 0, result.err);
+    const nlohmann::json all = nlohmann::json::parse(result.out);
+    return {{"text", all.at("text")}, {"tokens", all.at("tokens")}};
 }
 
 // One line that begins with the program's name.

@@ -268,7 +268,8 @@ TEST_CASE("hybrid demo: the draft block predicts the model's choice as often as 
     CHECK(std::abs(found - how["torch"].get<double>()) < 0.015);
 }
 
-TEST_CASE("hybrid demo: drafts of the block are often right, and greedy text is the same as without") {
+TEST_CASE(
+    "hybrid demo: drafts are accepted as often as was measured, and greedy text is the same as without") {
     if (absent()) return;
     Engine engine = engine_of(demo_hybrid(), Mtp::On, 3);
     const Answers without = greedy_answers(engine, nullptr);

@@ -338,6 +338,35 @@ TEST_CASE("eagle3: every family hands out the inputs of its layers, and its logi
     CHECK(refused == std::vector<std::string>{"gemma3n"});  // which has four streams
 }
 
+TEST_CASE("eagle3: the inputs of last layers that compute nothing are the state of the layer before them") {
+    EditedModel edited(target_shape("deci"));
+    const auto numbers = [](std::vector<int32_t> values) {
+        gguf::Array array(gguf::ValueType::I32);
+        for (const int32_t value : values) array.push(value);
+        return array;
+    };
+    edited.set("deci.attention.head_count", numbers({4, 0, 0, 0}));
+    edited.set("deci.attention.head_count_kv", numbers({2, 0, 0, 0}));
+    edited.set("deci.feed_forward_length", numbers({48, 48, 0, 0}));
+    const TemporaryModel whole(target_shape("deci"));
+    for (const gguf::Tensor &t : whole.file.tensors())
+        if (t.name.starts_with("blk.2.") || t.name.starts_with("blk.3."))
+            edited.without_tensor(std::string(t.name));
+    const gguf::File target = gguf::File::open(edited.write());
+    const auto g_of = [&](std::array<int32_t, 3> layers) {
+        HeadShape how;
+        how.layers = layers;
+        const gguf::File file = EagleHead(target, how).write_and_open(whole.directory / "head.gguf");
+        model::Model with = model::build(target);
+        const model::Eagle3 made = model::add_eagle3(with, target, file);
+        return run_target(kernels::cpu::make_cpu_backend(1), with.program, &made).g;
+    };
+    const std::vector<float> expected = g_of({0, 2, 2});
+    CHECK(g_of({0, 2, 3}) == expected);
+    CHECK(g_of({0, 3, 2}) == expected);
+    CHECK(g_of({0, 1, 2}) != expected);
+}
+
 TEST_CASE(
     "eagle3: on the (emulated) GPU a target hands out the same states, and its logits keep their bits") {
     for (const char *arch : {"gemma2", "gpt-oss", "falcon"}) {

@@ -112,47 +112,9 @@ TEST_CASE("block draft: drafts are the same after any chunks, roll-backs, forks 
             const size_t blocks = seed % 2 == 0 ? 1 : 3, drafts = blocks == 1 ? 6 : 3;
             model.chain(static_cast<int32_t>(blocks));
             const gguf::File file = model.write();
-            const std::vector<TokenId> text = text_of(100, seed);
-            Rig whole(file, 2, 128);
+            Rig whole(file, 2, 128), rig(file, 1, 16 + static_cast<int32_t>(seed) * 5);
             REQUIRE(whole.programs.size() == blocks);
-            const auto expected = [&](size_t length) {
-                SingleSequence sequence(whole.executor);
-                REQUIRE(sequence.feed(std::span(text).first(length)));
-                return whole.draft(sequence, text[length], 6);
-            };
-            const auto check = [&](Rig &rig, const SingleSequence &sequence) {
-                const size_t length = sequence.tokens().size();
-                CAPTURE(length);
-                const Draft a = rig.draft(sequence, text[length], 6), b = expected(length);
-                CHECK(a.tokens == b.tokens);
-                CHECK(a.probabilities == b.probabilities);
-                CHECK(a.tokens.size() == drafts);
-            };
-            std::mt19937 rng(seed);
-            Rig rig(file, 1, 16 + static_cast<int32_t>(seed) * 5);
-            SingleSequence parts(rig.executor);
-            while (parts.tokens().size() < 90) {
-                const size_t at = parts.tokens().size(), count = 1 + rng() % std::min<size_t>(90 - at, 11);
-                REQUIRE(parts.feed(std::vector<TokenId>(1 + rng() % 4, 99)));  // rejected drafts
-                if (rng() % 2) rig.draft(parts, 98, 4);
-                parts.truncate(at);
-                REQUIRE(parts.feed(std::span(text).subspan(at, count)));
-                if (rng() % 2) check(rig, parts);
-            }
-            check(rig, parts);
-            SingleSequence fork(parts.sequence().fork());
-            fork.truncate(50);
-            REQUIRE(fork.feed(text_of(7, 77)));
-            rig.draft(fork, 3, 5);
-            check(rig, parts);
-            fork.truncate(50);
-            REQUIRE(fork.compute());
-            REQUIRE(fork.feed(std::span(text).subspan(50, 10)));
-            check(rig, fork);
-            SingleSequence shared(rig.executor);
-            const size_t known = shared.reuse(text);
-            REQUIRE(shared.feed(std::span(text).subspan(known, 95 - known)));
-            check(rig, shared);
+            check_changed_sequences(whole, rig, seed, drafts);
         }
 }
 
@@ -166,43 +128,9 @@ TEST_CASE("block draft: drafts made together are those made alone, whatever the 
             const int32_t blocks = seed % 2 == 0 ? 1 : 3;
             model.chain(blocks);
             const gguf::File file = model.write();
-            std::mt19937 rng(seed);
-            // One rig drafts together, in chunks of three; the other one alone.
+            std::mt19937 rng(seed);  // (Drafts together are made in chunks of three.)
             Rig rig(file, 2, 12 + static_cast<int32_t>(rng() % 30), device), other(file, 1, 48, device);
-            const std::vector<TokenId> text = text_of(40 + rng() % 40, seed);
-            SingleSequence first(rig.executor), first_alone(other.executor);
-            REQUIRE(first.feed(text));
-            REQUIRE(first_alone.feed(text));
-            std::vector<std::unique_ptr<SingleSequence>> together, alone;
-            for (size_t i = 0; i < 5; ++i) {
-                together.push_back(std::make_unique<SingleSequence>(first.sequence().fork()));
-                alone.push_back(std::make_unique<SingleSequence>(first_alone.sequence().fork()));
-            }
-            for (int round = 0; round < 3; ++round) {
-                CAPTURE(round);
-                std::vector<Asked> asked;
-                std::vector<Draft> expected;
-                for (size_t i = 0; i < together.size(); ++i) {
-                    if (rng() % 4 == 0) continue;  // this sequence catches up later
-                    if (rng() % 2) {
-                        const std::vector<TokenId> more =
-                            text_of(1 + rng() % 6, seed * 100 + static_cast<uint32_t>(i));
-                        REQUIRE(together[i]->feed(more));
-                        REQUIRE(alone[i]->feed(more));
-                    }
-                    const auto last = static_cast<TokenId>(rng() % kDraftVocab);
-                    const auto most = static_cast<int32_t>(1 + rng() % (blocks == 1 ? 7u : 3u));
-                    asked.push_back({together[i].get(), last, most});
-                    expected.push_back(other.draft(*alone[i], last, most));
-                }
-                const std::vector<Draft> drafts = rig.draft_all(asked);
-                REQUIRE(drafts.size() == expected.size());
-                for (size_t i = 0; i < drafts.size(); ++i) {
-                    CHECK(drafts[i].tokens == expected[i].tokens);
-                    CHECK(drafts[i].probabilities == expected[i].probabilities);
-                    CHECK(drafts[i].tokens.size() == static_cast<size_t>(asked[i].most));
-                }
-            }
+            check_common_passes(rig, other, text_of(40 + rng() % 40, seed), seed, blocks == 1 ? 7 : 3);
         }
 }
 

@@ -171,52 +171,8 @@ TEST_CASE("eagle draft: drafts are the same after any chunks, roll-backs, forks 
             CAPTURE(arch);
             CAPTURE(seed);
             EaglePair pair({.seed = seed + 1}, arch);
-            const std::vector<TokenId> text = text_of(100, seed);
-            Rig whole(pair, 2, 128);
-            const auto expected = [&](size_t length) {
-                SingleSequence sequence(whole.executor);
-                REQUIRE(sequence.feed(std::span(text).first(length)));
-                return whole.draft(sequence, text[length], 6);
-            };
-            const auto check = [&](Rig &rig, const SingleSequence &sequence) {
-                const size_t length = sequence.tokens().size();
-                CAPTURE(length);
-                const Draft a = rig.draft(sequence, text[length], 6), b = expected(length);
-                CHECK(a.tokens == b.tokens);
-                CHECK(a.probabilities == b.probabilities);
-                CHECK(a.tokens.size() == 6);
-            };
-            std::mt19937 rng(seed);
-            Rig rig(pair, 1, 16 + static_cast<int32_t>(seed) * 5);
-            SingleSequence parts(rig.executor);
-            while (parts.tokens().size() < 90) {
-                const size_t at = parts.tokens().size(),
-                             count = at < 60 && rng() % 2 ? 32 - at % 32  // to the end of a cache block
-                                                          : 1 + rng() % std::min<size_t>(90 - at, 11);
-                REQUIRE(parts.feed(std::vector<TokenId>(1 + rng() % 4, 99)));  // rejected drafts
-                if (rng() % 2) rig.draft(parts, 98, 4);
-                parts.truncate(at);
-                REQUIRE(parts.feed(std::span(text).subspan(at, count)));
-                if (rng() % 2) check(rig, parts);
-            }
-            check(rig, parts);
-            for (const size_t at : {size_t{50}, size_t{64}, size_t{32}}) {
-                CAPTURE(at);
-                SingleSequence fork(parts.sequence().fork());
-                fork.truncate(at);
-                REQUIRE(fork.feed(text_of(7, 77)));
-                rig.draft(fork, 3, 5);
-                check(rig, parts);
-                fork.truncate(at);
-                REQUIRE(fork.compute());
-                REQUIRE(fork.feed(std::span(text).subspan(at, 10)));
-                check(rig, fork);
-                check(rig, parts);
-            }
-            SingleSequence shared(rig.executor);
-            const size_t known = shared.reuse(text);
-            REQUIRE(shared.feed(std::span(text).subspan(known, 95 - known)));
-            check(rig, shared);
+            Rig whole(pair, 2, 128), rig(pair, 1, 16 + static_cast<int32_t>(seed) * 5);
+            check_changed_sequences(whole, rig, seed, 6);
         }
 }
 
@@ -225,44 +181,10 @@ TEST_CASE("eagle draft: drafts made together are those made alone, whatever the 
         CAPTURE(seed);
         const On device = seed < 4 ? On::Cpu : On::Gpu;
         EaglePair pair({.rows = seed % 2 == 0 ? 0 : 150, .seed = seed + 1});
+        // In chunks of three. In every second case, the sequences differ from the first token of a cache block on.
         std::mt19937 rng(seed);
-        // One rig drafts together, in chunks of three; the other one alone.
         Rig rig(pair, 2, 12 + static_cast<int32_t>(rng() % 30), device), other(pair, 1, 48, device);
-        // In every second case, the sequences differ from the first token of a cache block on.
-        const std::vector<TokenId> text = text_of(seed % 4 < 2 ? 64 : 40 + rng() % 40, seed);
-        SingleSequence first(rig.executor), first_alone(other.executor);
-        REQUIRE(first.feed(text));
-        REQUIRE(first_alone.feed(text));
-        std::vector<std::unique_ptr<SingleSequence>> together, alone;
-        for (size_t i = 0; i < 5; ++i) {
-            together.push_back(std::make_unique<SingleSequence>(first.sequence().fork()));
-            alone.push_back(std::make_unique<SingleSequence>(first_alone.sequence().fork()));
-        }
-        for (int round = 0; round < 4; ++round) {
-            CAPTURE(round);
-            std::vector<Asked> asked;
-            std::vector<Draft> expected;
-            for (size_t i = 0; i < together.size(); ++i) {
-                if (rng() % 4 == 0) continue;  // this sequence catches up later
-                if (rng() % 2) {
-                    const std::vector<TokenId> more =
-                        text_of(1 + rng() % 6, seed * 100 + static_cast<uint32_t>(i % 3));
-                    REQUIRE(together[i]->feed(more));
-                    REQUIRE(alone[i]->feed(more));
-                }
-                const auto last = static_cast<TokenId>(rng() % kVocab);
-                const auto most = static_cast<int32_t>(1 + rng() % 7u);
-                asked.push_back({together[i].get(), last, most});
-                expected.push_back(other.draft(*alone[i], last, most));
-            }
-            const std::vector<Draft> drafts = rig.draft_all(asked);
-            REQUIRE(drafts.size() == expected.size());
-            for (size_t i = 0; i < drafts.size(); ++i) {
-                CHECK(drafts[i].tokens == expected[i].tokens);
-                CHECK(drafts[i].probabilities == expected[i].probabilities);
-                CHECK(drafts[i].tokens.size() == static_cast<size_t>(asked[i].most));
-            }
-        }
+        check_common_passes(rig, other, text_of(seed % 4 < 2 ? 64 : 40 + rng() % 40, seed), seed, 7);
     }
 }
 
