@@ -17,7 +17,8 @@ using reference::Row;
 // Index of the step with the layer's attention.
 size_t attention_step(const Program &program, int32_t layer) {
     for (size_t i = 0; i < program.steps.size(); ++i)
-        if (const auto *step = std::get_if<Attention>(&program.steps[i]); step && step->layer == layer)
+        if (const auto *step = std::get_if<Attention>(&program.steps[i]);
+            step && step->attends() && step->layer == layer)
             return i;
     throw std::invalid_argument("layer " + std::to_string(layer) + " has no attention");
 }
@@ -73,7 +74,7 @@ std::vector<Row> rows_of(Backend &backend, const Program &program, Slot slot, si
 std::vector<AttentionLayer> attention_layers(const Program &program) {
     std::vector<AttentionLayer> layers;
     for (const Step &step : program.steps)
-        if (const auto *attention = std::get_if<Attention>(&step))
+        if (const auto *attention = std::get_if<Attention>(&step); attention && attention->attends())
             layers.push_back({attention->layer, attention->heads});
     return layers;
 }

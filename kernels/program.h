@@ -239,6 +239,8 @@ struct RopeTable {
 // attention). Without a slot for k, nothing is appended: the layer reads the cells that an earlier Attention
 // with the same `cache` appended for these tokens (shared K/V).
 // With a slot `chosen`, a token attends only to the cells that an Indexer wrote there; window is then 0.
+// Without slots for q and out, the step only appends k (after 1 and 2) and v: devices do nothing else for it. All
+// other fields are those of a step that attends to these cells.
 struct Attention {
     // Sliding: a token at p sees p_i with p - p_i < window. Chunked: p_i >= p - p % window.
     enum class Window { Sliding, Chunked };
@@ -266,6 +268,8 @@ struct Attention {
     Temperature temperature = {};
     Slot chosen = kNoSlot;
     int32_t layer = -1;
+
+    bool attends() const { return q != kNoSlot; }
 
     static constexpr bool kMixesTokens = true;
     void describe(auto &tell) const {

@@ -398,7 +398,7 @@ class Cutter {
         own.k = need_cut(step.k, scaled(cut.kv_heads, step.head_dim_k));
         own.v = need_cut(step.v, scaled(cut.kv_heads, step.head_dim_v));
         const Cut out = scaled(cut.heads, step.head_dim_v);
-        own.out = narrow(step.out, out);
+        if (step.attends()) own.out = narrow(step.out, out);
         for (size_t r = 0; r < ranks_; ++r) {
             if (cut.heads[r].size() == 0) continue;
             own.heads = static_cast<int32_t>(cut.heads[r].size());
@@ -407,7 +407,7 @@ class Cutter {
             own.slopes = slices_[r].values(step.slopes, cut.heads[r]);
             emit(r, own);
         }
-        wrote_cut(step.out, out);
+        if (step.attends()) wrote_cut(step.out, out);
     }
 
     void add(const Logits &step) {

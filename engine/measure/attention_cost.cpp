@@ -348,6 +348,7 @@ AttentionCosts measure_attention(const kernels::Program &program, const Attentio
     std::map<std::tuple<int32_t, int32_t, int32_t, int32_t, bool>, int32_t> shapes;
     std::tuple<int32_t, int32_t, int32_t, int32_t, bool> common{};
     kernels::for_each_step<Attention>(program, [&](const Attention &a) {
+        if (!a.attends()) return;
         ++costs.layers;
         const bool latent = program.cache_layers[static_cast<size_t>(a.cache)].head_dim_v == 0;
         const std::tuple shape{a.heads, a.kv_heads, a.head_dim_k, a.head_dim_v, latent};

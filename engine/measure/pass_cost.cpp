@@ -64,6 +64,8 @@ void add_attention(const Program &program, const Attention &attention, int64_t d
                    decode::CacheTypes types, PassCost &cost) {
     const CacheLayer &layer = program.cache_layers[static_cast<size_t>(attention.cache)];
     const double cell = cell_bytes(layer, types);
+    if (attention.k != kernels::kNoSlot) cost.cache_written += cell * static_cast<double>(tokens);
+    if (!attention.attends()) return;
     // With an indexer, a token attends to at most this many cells.
     const int64_t most = attention.chosen == kernels::kNoSlot
                              ? INT64_MAX
@@ -71,7 +73,6 @@ void add_attention(const Program &program, const Attention &attention, int64_t d
     const int64_t together = most < INT64_MAX / tokens ? most * tokens : INT64_MAX;
     cost.cache_read +=
         cell * static_cast<double>(std::min(cells_in_sight(attention, depth, tokens), together));
-    if (attention.k != kernels::kNoSlot) cost.cache_written += cell * static_cast<double>(tokens);
     int64_t pairs = 0;
     for (int64_t i = 0; i < tokens; ++i) pairs += std::min(visible_cells(attention, depth + i), most);
     const double scores = static_cast<double>(pairs) * attention.heads;

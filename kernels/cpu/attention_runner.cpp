@@ -42,6 +42,7 @@ AttentionRunner::AttentionRunner(const Surroundings &surroundings, const CacheCo
     const size_t row_bytes = static_cast<size_t>(max_tokens) * sizeof(float);
     size_t sink_q = 0, partials = 0;
     for_each_step<Attention>(*s_.program, [&](const Attention &a) {
+        if (!a.attends()) return;
         partials = std::max(partials, partials_of(a, cache) * sizeof(float));
         if (a.sink_cells == 0) return;
         sink_q = std::max(sink_q, row_bytes * static_cast<size_t>(width(a.q)));
@@ -143,6 +144,7 @@ AttentionRunner::Share AttentionRunner::share(int64_t units, int thread) const n
 
 void AttentionRunner::append(const Attention &a, const Batch &batch, int thread) noexcept {
     for (const SequenceSpan &sequence : batch.sequences) {
+        if (!a.attends()) break;
         const Share mine = share(int64_t{sequence.count} * a.kv_heads, thread);
         for (int64_t unit = mine.first; unit < mine.end; ++unit) {
             const int32_t token = sequence.first + static_cast<int32_t>(unit / a.kv_heads);

@@ -128,7 +128,7 @@ class Planner {
                        [&](const Linear &s) { push_multiplies(s, phases); },
                        [&](const Attention &s) {
                            phases.push_back(AppendPhase{s});
-                           phases.push_back(AttendPhase{s});
+                           if (s.attends()) phases.push_back(AttendPhase{s});
                        },
                        [&](const Indexer &s) {
                            phases.push_back(AppendPhase{AttentionRunner::keys_of(s)});

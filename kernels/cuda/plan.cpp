@@ -215,6 +215,8 @@ class Planner {
         const bool latent = layer.head_dim_v == 0;
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
                "keys and values that do not match the layer's cache");
+        expect(step.attends() == (step.out != kNoSlot) && (step.attends() || step.k != kNoSlot),
+               "attention with only one of queries and outputs, or with neither these nor keys");
         expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= kMaxWideK &&
                    step.head_dim_v <= (latent ? std::min(kMaxWideV, step.head_dim_k) : kMaxWideV),
                "heads of this size");

@@ -418,6 +418,7 @@ class ReferenceBackend final : public Backend {
     }
     void run(const Attention &s) {
         if (s.k != kNoSlot) append(s);
+        if (!s.attends()) return;
         const Pages &pages = pages_[static_cast<size_t>(s.cache)];
         const Row sinks = vector_of(s.sinks), slopes = vector_of(s.slopes), norm_weight = vector_of(s.q_norm);
         for (const SequenceSpan &sequence : batch_->sequences) {

@@ -16,6 +16,7 @@
 #include "kernels/device.h"
 #include "kernels/whole_text.h"
 #include "tests/support/model_maker.h"
+#include "tests/support/tiny_program.h"
 
 using namespace runnel;
 using namespace runnel::testing;
@@ -141,6 +142,19 @@ TEST_CASE("attention map: an imposed window with sink tokens is respected") {
     model::Model built = model::build(model.file);
     model::impose_window(built.program, 20, 3);
     CHECK(check_maps(built.program) == 2);
+}
+
+TEST_CASE("attention map: steps that only append keys are no layers of their own") {
+    const TemporaryModel model{ModelShape{}};
+    const kernels::Program program = model::build(model.file).program,
+                           separate = tests::with_separate_appends(program);
+    const auto layers = kernels::attention_layers(program);
+    CHECK(kernels::attention_layers(separate).size() == layers.size());
+    const std::vector<int32_t> tokens = sample();
+    const auto map_of = [&](const kernels::Program &of) {
+        return kernels::attention_map(of, layers.back().layer, *kernels::cpu_device(1), tokens)->weights;
+    };
+    CHECK(map_of(separate) == map_of(program));
 }
 
 TEST_CASE("attention map: layers without attention are refused") {

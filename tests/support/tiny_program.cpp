@@ -289,6 +289,24 @@ void TinyProgram::absorb_into_queries() {
     program_.steps.push_back(Copy{pieces, q_, {}, {}, 1, shape_.heads * head});
 }
 
+Program with_separate_appends(const Program &program) {
+    Program separate = program;
+    separate.steps.clear();
+    for (const Step &step : program.steps) {
+        const auto *attention = std::get_if<Attention>(&step);
+        if (attention == nullptr || attention->k == kNoSlot) {
+            separate.steps.push_back(step);
+            continue;
+        }
+        Attention appends = *attention, attends = *attention;
+        appends.q = appends.out = appends.chosen = kNoSlot;
+        attends.k = attends.v = kNoSlot;
+        separate.steps.push_back(appends);
+        separate.steps.push_back(attends);
+    }
+    return separate;
+}
+
 std::vector<Row> reference_logits(const Program &program, std::span<const int32_t> tokens) {
     const std::vector<float> all = kernels::reference::logits_of(program, tokens);
     std::vector<Row> logits;

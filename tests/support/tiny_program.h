@@ -71,6 +71,9 @@ class TinyProgram {
     kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_, branch_, router_;
 };
 
+// The same program with two steps, one that appends and one that attends, for every Attention that does both.
+kernels::Program with_separate_appends(const kernels::Program &program);
+
 // Logits of every token of a sequence from kernels/reference/, one row each.
 std::vector<reference::Row> reference_logits(const kernels::Program &program,
                                              std::span<const int32_t> tokens);

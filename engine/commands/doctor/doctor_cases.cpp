@@ -363,8 +363,8 @@ class Cases {
     }
 
     void add(const Attention &step) {
-        // For shared K and V, only the layer that appends them is checked.
-        if (step.k == kNoSlot) return;
+        // For shared K and V, only the layer that appends them is checked. A step that only appends has no output.
+        if (step.k == kNoSlot || !step.attends()) return;
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const auto &t = step.temperature;
         if (seen({kAttend,

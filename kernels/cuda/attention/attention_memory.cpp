@@ -53,6 +53,7 @@ bool is_wide(const Program &program, const Attention &a) {
 int64_t attention_counters(const Program &program, int32_t max_tokens) {
     int64_t counters = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {
+        if (!a.attends()) return;
         if (is_wide(program, a))
             counters = std::max(counters, int64_t{wide_room(a.heads, a.kv_heads)});
         else
@@ -65,6 +66,7 @@ int64_t attention_counters(const Program &program, int32_t max_tokens) {
 int64_t attention_totals(const Program &program, int32_t max_tokens) {
     int64_t totals = 0;
     for_each_step<Attention>(program, [&](const Attention &a) {
+        if (!a.attends()) return;
         const int64_t blocks = prefill_blocks(a.heads, a.kv_heads, max_tokens);
         totals = std::max(totals, is_wide(program, a)
                                       ? kMostAttentionBlocks * kWideTotals
@@ -76,6 +78,7 @@ int64_t attention_totals(const Program &program, int32_t max_tokens) {
 int64_t attention_partials(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     int64_t floats = 0;
     for_each_step<Attention>(program, [&](const Attention &a) {
+        if (!a.attends()) return;
         if (is_wide(program, a)) {
             floats = std::max(floats, wide_room(a.heads, a.kv_heads) * item_floats(a));
             return;
@@ -96,6 +99,7 @@ AttentionLaunches attention_launches(const Program &program, std::span<const Seq
     AttentionLaunches launches;
     int64_t most_units = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {
+        if (!a.attends()) return;
         if (is_wide(program, a)) return;  // items that do not fit in `partial` run in order (wide_work())
         int64_t items = 0, units = 0, longest = 1;
         AttentionParams p{};

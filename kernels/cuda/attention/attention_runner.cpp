@@ -56,6 +56,7 @@ void AttentionRunner::upload_ropes(Stream &stream) {
 
 void AttentionRunner::prepare(const Program &program, const Attention &step, const CacheConfig &cache) {
     cuda::prepare(attention_append_kernel().handle, kAppendShared);
+    if (!step.attends()) return;
     cuda::prepare(rotate_heads_kernel().handle, kAppendShared);
     if (is_wide(program, step)) {
         cuda::prepare(attention_wide_kernel().handle, attention_wide_shared());
@@ -79,7 +80,8 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
     const auto stride = [&](Slot id) { return stride_of(program_->slots[static_cast<size_t>(id)].width); };
     AttentionParams p{};
     const int32_t group = program_->cache_layers[static_cast<size_t>(a.cache)].group;
-    p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
+    if (a.attends())
+        p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
     if (a.k != kNoSlot) {
         p.k = slot(a.k), p.k_stride = stride(a.k);
         if (a.v != kNoSlot) p.v = slot(a.v), p.v_stride = stride(a.v);
@@ -126,6 +128,11 @@ bool AttentionRunner::enqueue(Launcher &launcher, const Attention &a, const Quan
         p.shared = 1;
         append(launcher, tokens, p);
         p.shared = 0;
+    }
+    if (!a.attends()) {
+        p.max_rows = kAllRows;
+        append(launcher, tokens, p);
+        return false;
     }
     if (wide) {
         p.max_rows = kAllRows;

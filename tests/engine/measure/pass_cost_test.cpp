@@ -75,6 +75,16 @@ TEST_CASE("pass cost: a small model costs what a computation by hand gives") {
     CHECK(one.bytes() == one.weights + one.cache_read + one.cache_written);
     CHECK(one.intensity() == doctest::Approx(one.operations() / one.bytes()));
 
+    // Without queries, keys and values are written all the same, and nothing is read.
+    kernels::Program appends = program;
+    for (kernels::Step &step : appends.steps)
+        if (auto *a = std::get_if<Attention>(&step)) a->q = a->out = kernels::kNoSlot;
+    const PassCost only = pass_cost(appends, 100, 1);
+    CHECK(only.cache_written == one.cache_written);
+    CHECK(only.cache_read == 0);
+    CHECK(only.scores == 0);
+    CHECK(only.attention_operations == 0);
+
     // A text of 10 tokens has 10 * 11 / 2 = 55 causal scores per head and layer.
     const PassCost prompt = pass_cost(program, 0, 10, {}, 1);
     CHECK(prompt.scores == 2 * 4 * 55);
