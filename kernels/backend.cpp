@@ -1,5 +1,9 @@
 #include "kernels/backend.h"
 
+#include <algorithm>
+
+#include "kernels/steps.h"
+
 namespace runnel::kernels {
 namespace {
 
@@ -27,6 +31,22 @@ void Backend::copy_slot(Slot, const Backend &, int32_t) {
 
 void Backend::read_state(StateId, std::span<std::byte>) {
     not_offered("store recurrent states");
+}
+
+bool sees_both_ways(const Program &program) {
+    return program.state_layers.empty() && std::ranges::all_of(program.steps, [](const Step &step) {
+               if (std::holds_alternative<Indexer>(step)) return false;
+               const auto *a = std::get_if<Attention>(&step);
+               return a == nullptr || (a->window_kind == Attention::Window::Sliding && a->sink_cells == 0 &&
+                                       a->slopes == kNoWeight && a->chosen == kNoSlot);
+           });
+}
+
+bool sees_both_ways(const Program &program, const Batch &batch) {
+    const auto both_ways = [](const SequenceSpan &s) { return s.both_ways; };
+    const auto shares = [](const SequenceSpan &s) { return s.both_ways && s.shared > 0; };
+    return std::ranges::none_of(batch.sequences, both_ways) ||
+           (std::ranges::none_of(batch.sequences, shares) && sees_both_ways(program));
 }
 
 void Backend::write_state(StateId, std::span<const std::byte>) {

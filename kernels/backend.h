@@ -114,6 +114,10 @@ struct SequenceSpan {
     // `count`. A written slot must not be read or written by another span of the batch.
     StateId state = kNoState;
     std::vector<StateWrite> state_writes = {};
+    // Block attention: every token attends to the cells up to the span's end, not only to those up to its own. (Of a
+    // window: a token in cell t sees the cells > t - window and all later ones of the span.) For block drafters; any
+    // count, also one, which has the bits of an ordinary span. Preconditions: shared == 0, sees_both_ways(program).
+    bool both_ways = false;
 };
 
 // Tokens that may be selected: token t is bit t % 64 of word t / 64, in ceil(vocab / 64) words; bits beyond the
@@ -216,6 +220,12 @@ class Backend {
     // on devices without kernels.
     virtual int64_t launches() const { return 0; }
 };
+
+// Whether spans of the program may be `both_ways`: its attention has sliding windows or none, and no sink cells, biases
+// by distance or chosen cells; no step is recurrent.
+bool sees_both_ways(const Program &program);
+// The same for a batch: false if a span breaks the preconditions of `both_ways`. Devices assert it.
+bool sees_both_ways(const Program &program, const Batch &batch);
 
 // Bytes of a state slot over all recurrent layers; 0 if there are none.
 size_t state_bytes(const Program &program);

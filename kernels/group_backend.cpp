@@ -71,7 +71,7 @@ void put(WireWriter &to, const Batch &batch) {
     to.put(batch.sequences.size());
     for (const SequenceSpan &span : batch.sequences) {
         to.put(span.first), to.put(span.count), to.put(span.past);
-        to.put(span.shared), to.put(span.shared_from), to.put(span.state);
+        to.put(span.shared), to.put(span.shared_from), to.put(span.both_ways), to.put(span.state);
         to.list(std::span<const StateWrite>(span.state_writes));
         to.put(span.tables.size());
         for (const auto &table : span.tables) to.list(table);
@@ -89,6 +89,7 @@ void get(WireReader &from, ReceivedBatch &into) {
     for (SequenceSpan &span : into.sequences) {
         span.first = from.get<int32_t>(), span.count = from.get<int32_t>(), span.past = from.get<int32_t>();
         span.shared = from.get<int32_t>(), span.shared_from = from.get<int32_t>();
+        span.both_ways = from.get<bool>();
         span.state = from.get<StateId>();
         span.state_writes = from.list<StateWrite>();
         table_counts.push_back(from.get<size_t>());

@@ -233,7 +233,8 @@ struct RopeTable {
 //      s_i -= slopes[head] * (number of tokens from key i to q's) (ALiBi; Press et al. 2022). For sink cells
 //      the number is counted from the position that q is rotated for;
 //   6. weights p_i = exp(s_i) / (sum_j exp(s_j) + exp(sinks[head])), the last term only with sinks, over the
-//      keys of the sequence that the token attends to: itself and the earlier ones of its window;
+//      keys of the sequence that the token attends to: itself, the earlier ones of its window, and in a span
+//      that is both_ways (backend.h) also the later ones;
 //   7. out = sum_i p_i v_i.
 // Without a slot for v, the values are the first head_dim_v dimensions of the cached keys (multi-head latent
 // attention). Without a slot for k, nothing is appended: the layer reads the cells that an earlier Attention

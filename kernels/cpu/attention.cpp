@@ -41,7 +41,7 @@ int32_t attention_tile_tokens(int32_t heads) {
 
 int32_t range_count(const AttentionTile &tile) {
     const int32_t first = first_visible(tile, tile.first_cell) / kRangeCells;
-    const int32_t last = (tile.first_cell + tile.tokens - 1) / kRangeCells;
+    const int32_t last = (visible_end(tile, tile.first_cell + tile.tokens - 1) - 1) / kRangeCells;
     return last - first + 1 + (tile.sink_cells > 0 ? 1 : 0);
 }
 

@@ -23,7 +23,8 @@
 //   4. With a sink s: m' = max(m, s), a = exp(m - m'), l = fma(l, a, exp(s - m')), o *= a.
 //   5. out = o / l.
 // With chosen cells, the others are not visible, and a range without a visible cell is left out of step 3. A row
-// that chooses all its cells so has the bits of a row without chosen cells.
+// that chooses all its cells so has the bits of a row without chosen cells. With common_end, the visible cells end
+// there for all rows of the tile.
 // (Online softmax: Milakov & Gimelshein 2018; exp: vector.h.) A row depends on nothing else in the batch:
 // tiles of any size, ranges on different threads and all instruction sets give bit-equal rows. Cells outside
 // a row's window never enter its result, whatever bits they hold.
@@ -50,7 +51,8 @@ struct KvPages {
 };
 
 // Rows of one sequence: `tokens` consecutive tokens x the `heads` query heads of one K/V head. Token t is in cell
-// first_cell + t. It attends to the cells from first_visible() to its own, and to the sink cells before them.
+// first_cell + t. It attends to the cells from first_visible() to its own, or to common_end - 1 if that is larger, and
+// to the sink cells before them.
 struct AttentionTile {
     KvPages pages;
     const float *q;                // row (t, h): q + t * q_stride + h * head_dim_k, after RoPE
@@ -60,13 +62,14 @@ struct AttentionTile {
     int32_t first_cell;
     int32_t window;  // 0: all earlier cells
     float scale;
-    bool chunked = false;                    // the window begins at a multiple of its length
-    float softcap = 0;                       // 0: none
-    const float *sinks = nullptr;            // [heads], or null
-    const float *slopes = nullptr;           // [heads], or null: no bias by distance
-    int32_t sink_cells = 0;                  // at most kRangeCells
-    const float *sink_q = nullptr;           // with sink cells: the rows of q for them, laid out as q
-    int32_t end_cell = INT32_MAX;            // cells from here on are not visible to any row
+    bool chunked = false;           // the window begins at a multiple of its length
+    float softcap = 0;              // 0: none
+    const float *sinks = nullptr;   // [heads], or null
+    const float *slopes = nullptr;  // [heads], or null: no bias by distance
+    int32_t sink_cells = 0;         // at most kRangeCells
+    const float *sink_q = nullptr;  // with sink cells: the rows of q for them, laid out as q
+    int32_t end_cell = INT32_MAX;   // cells from here on are not visible to any row
+    int32_t common_end = 0;         // cells before this one are visible also to tokens in earlier cells
     int32_t last_distance_cell = INT32_MAX;  // distances are counted from this cell at most
     // The cells that token t attends to, or null: the first min(chosen_count, first_cell + t + 1) elements of
     // chosen + t * chosen_stride are cell indices in ascending order, up to the token's own cell. window is then 0.
@@ -82,6 +85,12 @@ constexpr int32_t first_visible(const AttentionTile &tile, int32_t own) {
     if (tile.chunked) return own - own % tile.window;
     const int32_t first = own < tile.window ? 0 : own - tile.window + 1;
     return first > tile.sink_cells ? first : tile.sink_cells;
+}
+
+// One past the last cell that a token in cell `own` attends to.
+constexpr int32_t visible_end(const AttentionTile &tile, int32_t own) {
+    const int32_t end = own < tile.common_end ? tile.common_end : own + 1;
+    return end < tile.end_cell ? end : tile.end_cell;
 }
 
 // The scores of an Indexer (program.h) for consecutive tokens of one sequence and the cells of some pages.

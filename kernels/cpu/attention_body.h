@@ -310,7 +310,7 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
 
 template <typename L>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, int32_t page_cell) {
-    // Two rows decide: the first row's window ends first, and the last row's window begins last.
+    // Two rows decide: no row's cells end before the first row's, or begin after the last row's.
     const Visible all{0, kBlockTokens};
     const bool whole = page.chosen == nullptr && visible(tile, 0, page_cell, kBlockTokens) == all &&
                        visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
@@ -451,7 +451,7 @@ inline int32_t tile_first_range(const AttentionTile &tile) {
     return first_visible(tile, tile.first_cell) / kRangeCells;
 }
 inline int32_t tile_last_range(const AttentionTile &tile) {
-    return (tile.first_cell + tile.tokens - 1) / kRangeCells;
+    return (visible_end(tile, tile.first_cell + tile.tokens - 1) - 1) / kRangeCells;
 }
 
 inline bool row_sees(const AttentionTile &tile, int row, int32_t range) {

@@ -25,7 +25,7 @@ inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t
     const int32_t own = tile.first_cell + row / tile.heads;
     const int32_t first = first_visible(tile, own);
     const int32_t begin = first > from ? first - from : 0;
-    const int32_t end = (own < tile.end_cell ? own + 1 : tile.end_cell) - from;
+    const int32_t end = visible_end(tile, own) - from;
     return {begin, end < cells ? end : cells};
 }
 

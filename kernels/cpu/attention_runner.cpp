@@ -210,6 +210,7 @@ AttentionTile AttentionRunner::tile(const Attention &a, const SequenceSpan &sequ
             .sink_q = a.sink_cells == 0
                           ? nullptr
                           : sink_row(a, sequence.first + first) + kv_head * heads * a.head_dim_k,
+            .common_end = sequence.both_ways ? sequence.past + sequence.count : 0,
             .chosen = a.chosen == kNoSlot ? nullptr : row(a.chosen, sequence.first + first),
             .chosen_stride = a.chosen == kNoSlot ? 0 : width(a.chosen),
             .chosen_count = a.chosen == kNoSlot ? 0 : static_cast<int32_t>(width(a.chosen))};

@@ -324,6 +324,7 @@ void CpuBackend::reserve_work_space() {
 bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
     assert(logits.empty() || logits.size() == batch.logit_rows.size() * static_cast<size_t>(program_.vocab));
+    assert(sees_both_ways(program_, batch));
     batch_ = &batch;
     logits_ = logits;
     phases_ = parts_[static_cast<size_t>(batch.part)];

@@ -288,6 +288,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
 bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (cancelled(batch)) return false;
     assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
+    assert(sees_both_ways(program_, batch));
     use_device(device_);
     if (batch.part == 0) {
         if (input_.reserve(batch)) graphs_.clear();

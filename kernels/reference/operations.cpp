@@ -74,7 +74,7 @@ double temperature(const Attention::Temperature &t, int32_t position) {
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks,
                     std::span<const double> sink_q, std::span<const double> slopes,
-                    std::span<const double> chosen) {
+                    std::span<const double> chosen, int64_t end) {
     const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
     const size_t kv_heads = static_cast<size_t>(step.kv_heads);
     const auto visible = [&](int64_t key) {
@@ -97,7 +97,7 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
             return all.subspan((static_cast<size_t>(key) * kv_heads + kv_head) * width, width);
         };
         std::vector<std::pair<int64_t, double>> scores;
-        for (int64_t key = 0; key <= own; ++key)
+        for (int64_t key = 0; key < std::max(own + 1, end); ++key)
             if (visible(key))
                 scores.emplace_back(
                     key, bias(head, key) +

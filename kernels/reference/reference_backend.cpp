@@ -49,6 +49,7 @@ class ReferenceBackend final : public Backend {
 
     bool execute(const Batch &batch, std::span<float> logits) override {
         assert(static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
+        assert(sees_both_ways(program_, batch));
         batch_ = &batch;
         logits_ = logits;
         slots_.assign(program_.slots.size(), {});
@@ -436,8 +437,9 @@ class ReferenceBackend final : public Backend {
                 };
                 const Row to_sinks =
                     s.sink_cells > 0 ? query(std::min(position, s.window + s.sink_cells - 1)) : Row{};
-                const Row out = attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks,
-                                                slopes, row_or_none(s.chosen, t));
+                const Row out =
+                    attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks, slopes,
+                                    row_or_none(s.chosen, t), sequence.both_ways ? end : 0);
                 std::ranges::copy(out, row(s.out, t).begin());
             }
         }

@@ -11,7 +11,7 @@
 //      and v are multiplied by the Hadamard matrix: sums and differences of elements 1, 2, 4, ... apart,
 //      then a division by the root of its size. q is rounded to 16 bits, k and v to the cache's type.
 //   2. The row attends to one or two runs of cells: the sink cells, for which q is rotated for another
-//      position, and those from first_visible() to its own. Each run is split into splits of 256 cells,
+//      position, and those from first_visible() to its own, or to common_end - 1 if that is larger. Each run is split into splits of 256 cells,
 //      anchored at cell 0, and those into steps of 64. Within a split, from m = -1e30, l = 0, o = 0, for
 //      each step with a cell that is visible to some row of the tile:
 //        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16; for wide heads
@@ -56,10 +56,12 @@ enum class RopePairs : int32_t { None, Adjacent, Halves };
 
 // One sequence of the batch: tokens [first, first + count), which are in cells [past, past + count). Cells
 // [past - shared, past) belong to the tokens [shared_from, shared_from + shared) of another sequence:
-// attention_append_kernel() writes them before they are read.
+// attention_append_kernel() writes them before they are read. Cells before common_end are visible also to tokens in
+// earlier cells: past + count if the span is both_ways (kernels/backend.h), else 0.
 struct SequenceInfo {
     int32_t first, count, past;
     int32_t shared = 0, shared_from = 0;
+    int32_t common_end = 0;
 };
 
 // Angle of pair j at position p: p * turns[j] / 2^64 of a full turn, so the reduction of the angle is exact.

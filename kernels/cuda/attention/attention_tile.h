@@ -49,9 +49,13 @@ struct RowSpace {
     // (One token, the usual case, needs no division, which takes about 100 cycles.)
     DEVICE int token(int row) const { return sequence.count == 1 ? 0 : row / group; }
     DEVICE int own_cell(int row) const { return sequence.past + token(row); }
+    // One past the last cell that is visible to a token in this cell.
+    DEVICE int visible_end(int own) const {
+        return own < sequence.common_end ? sequence.common_end : own + 1;
+    }
     DEVICE int head(int row) const { return cache.kv_head * group + row - token(row) * group; }
     // One past the last cell that is visible to the rows before `row`.
-    DEVICE int end_of(int row) const { return own_cell(smaller(row, rows) - 1) + 1; }
+    DEVICE int end_of(int row) const { return visible_end(own_cell(smaller(row, rows) - 1)); }
 };
 
 DEVICE RowSpace row_space(const AttentionParams &p, int sequence, int kv_head) {
@@ -79,18 +83,19 @@ DEVICE int first_visible(const AttentionParams &p, const Run &run, int own) {
     return run.sinks ? 0 : first_visible(p, own);
 }
 
-// The cells [first, own] of a run that are visible to a row; first > own if there are none.
+// The cells [first, last] of a run that are visible to a row; first > last if there are none.
 struct RowCells {
-    int first, own;
+    int first, last;
 };
 DEVICE RowCells row_cells(const AttentionParams &p, const RowSpace &space, const Run &run, int row) {
-    const int own = row < space.rows ? space.own_cell(row) : -1;
-    return {row < space.rows ? first_visible(p, run, own) : 0, smaller(own, run.end - 1)};
+    if (row >= space.rows) return {0, -1};
+    const int own = space.own_cell(row);
+    return {first_visible(p, run, own), smaller(space.visible_end(own), run.end) - 1};
 }
 
 // The visible cells of the two rows of a lane's fragments: rows g and g + 8 of the tile, g = lane / 4.
 struct LaneRows {
-    int first[2], own[2];  // as RowCells
+    int first[2], last[2];  // as RowCells
 };
 
 DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const Run &run, int first_row) {
@@ -99,7 +104,7 @@ DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const
     for (int i = 0; i < 2; ++i) {
         const RowCells cells = row_cells(p, space, run, first_row + (lane_index() >> 2) + 8 * i);
         lane.first[i] = cells.first;
-        lane.own[i] = cells.own;
+        lane.last[i] = cells.last;
     }
     return lane;
 }
@@ -209,7 +214,7 @@ DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int ce
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = cell + 8 * n + (i & 1);
-            const bool visible = at >= rows.first[i >> 1] && at <= rows.own[i >> 1];
+            const bool visible = at >= rows.first[i >> 1] && at <= rows.last[i >> 1];
             c[n][i] = visible ? c[n][i] * kLog2E : bits_float(0xff800000u);  // minus infinity
         }
 }

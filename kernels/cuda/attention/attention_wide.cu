@@ -257,7 +257,7 @@ struct AttentionWide {
     static DEVICE void finish(const Params &p, Shared &shared, int step, float (&c)[2][4]) {
         if (warp_index() >= kScoreWarps) return;
         const RowCells &low = shared.rows[lane_index() >> 2], &high = shared.rows[(lane_index() >> 2) + 8];
-        const LaneRows rows{{low.first, high.first}, {low.own, high.own}};
+        const LaneRows rows{{low.first, high.first}, {low.last, high.last}};
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll

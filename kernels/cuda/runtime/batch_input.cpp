@@ -96,7 +96,7 @@ void BatchInput::upload(Stream &stream, const Batch &batch) {
     to[kInfo * max_tokens_] = count;
     auto *info = reinterpret_cast<SequenceInfo *>(to + kInfo * max_tokens_ + 4);
     for (const SequenceSpan &s : batch.sequences)
-        *info++ = {s.first, s.count, s.past, s.shared, s.shared_from};
+        *info++ = {s.first, s.count, s.past, s.shared, s.shared_from, s.both_ways ? s.past + s.count : 0};
     auto *factors = reinterpret_cast<float *>(to + factors_at());
     for (const Attention::Temperature &t : temperatures_) {
         for (size_t i = 0; i < batch.positions.size(); ++i) factors[i] = factor(t, batch.positions[i]);

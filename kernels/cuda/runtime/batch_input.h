@@ -50,7 +50,7 @@ class BatchInput {
 
   private:
     static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences; the factors follow them
-    static constexpr int64_t kSequenceInts = 5;
+    static constexpr int64_t kSequenceInts = 6;
     static int64_t rounded(int32_t tokens) { return (int64_t{tokens} + 3) / 4 * 4; }
     static int64_t factors_at(int64_t tokens) { return kInfo * tokens + 4 + kSequenceInts * tokens; }
     int64_t factors_at() const { return factors_at(max_tokens_); }

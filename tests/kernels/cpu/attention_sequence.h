@@ -185,6 +185,7 @@ class Sequence {
         if (shape.sinks) tile.sinks = sinks.data();
         if (shape.slopes) tile.slopes = slopes.data();
         tile.sink_cells = shape.sink_cells;
+        tile.common_end = common_end;
         if (shape.sink_cells > 0)
             tile.sink_q = sink_q.data() + int64_t{cell} * shape.heads * shape.head_dim_k;
         if (chosen_count > 0) tile.chosen = chosen.data() + int64_t{cell} * chosen_count;
@@ -225,6 +226,7 @@ class Sequence {
     Floats q, k, v, sinks, slopes, sink_q;
     Floats chosen;  // [cells][chosen_count], of choose()
     int32_t chosen_count = 0;
+    int32_t common_end = 0;  // of all tiles
 
   private:
     size_t block_of(int32_t cell) const {
@@ -356,7 +358,7 @@ inline Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32
     const AttentionTile tile = sequence.tile(cell, tokens, nullptr);
     const Floats k = sequence.kept_k(), v = sequence.kept_v();
     for (int32_t row = 0; row < tokens * tile.heads; ++row) {
-        const int32_t own = cell + row / tile.heads;
+        const int32_t own = cell + row / tile.heads, end = std::max(own + 1, tile.common_end);
         int32_t seen = tile.window == 0 ? 0
                        : tile.chunked   ? own / tile.window * tile.window
                                         : std::max(0, own - tile.window + 1);
@@ -378,12 +380,12 @@ inline Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32
                        return static_cast<int32_t>(one) / kRangeCells == range;
                    });
         };
-        for (int32_t range = seen / kRangeCells; seen <= own && range <= own / kRangeCells; ++range) {
+        for (int32_t range = seen / kRangeCells; seen < end && range <= (end - 1) / kRangeCells; ++range) {
             if (!chooses(range)) continue;
             const Partial part =
                 range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v, tile,
                                     std::max(seen, range * kRangeCells),
-                                    std::min(own + 1, (range + 1) * kRangeCells), slope, own, chosen);
+                                    std::min(end, (range + 1) * kRangeCells), slope, own, chosen);
             if (joined.o.empty()) {
                 joined = part;
                 continue;
@@ -410,8 +412,10 @@ inline Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32
 inline double error_against_reference(const Sequence &sequence, int32_t cell, int32_t tokens,
                                       const Floats &out) {
     const Shape &s = sequence.shape;
-    const auto k = reference::to_row(rounded_to_half(sequence.k)),
-               v = reference::to_row(rounded_to_half(sequence.v));
+    const auto k = reference::to_row(s.k_type == CacheType::F16 ? rounded_to_half(sequence.k)
+                                                                : sequence.kept_k()),
+               v = reference::to_row(s.v_type == CacheType::F16 ? rounded_to_half(sequence.v)
+                                                                : sequence.kept_v());
     const auto q = reference::to_row(sequence.q), sinks = reference::to_row(sequence.sinks),
                slopes = reference::to_row(sequence.slopes);
     const Attention step{
@@ -435,7 +439,7 @@ inline double error_against_reference(const Sequence &sequence, int32_t cell, in
         const auto expected = reference::attention_heads(
             step, std::span(q).subspan(static_cast<size_t>(own * width), static_cast<size_t>(width)), k,
             s.values_are_keys ? reference::Row{} : v, own, s.sinks ? sinks : reference::Row{}, {},
-            s.slopes ? slopes : reference::Row{}, sequence.chosen_row(own));
+            s.slopes ? slopes : reference::Row{}, sequence.chosen_row(own), sequence.common_end);
         for (size_t i = 0; i < expected.size(); ++i) {
             const double difference =
                 std::fabs(out[static_cast<size_t>(t) * expected.size() + i] - expected[i]);

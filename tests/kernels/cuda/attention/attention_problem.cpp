@@ -191,7 +191,8 @@ std::vector<reference::Row> exact(const Problem &p, const Result &result) {
                                  sink_q =
                                      exact_queries(p, token, std::min(position, a.window + a.sink_cells - 1));
             rows.push_back(reference::attention_heads(a, q, k, v, cell, reference::to_row(p.sinks), sink_q,
-                                                      reference::to_row(p.slopes)));
+                                                      reference::to_row(p.slopes), {},
+                                                      sequence.common_end()));
             const auto width = static_cast<size_t>(a.head_dim_v);
             for (size_t at = 0; at < rows.back().size() && p.shape.rotates_v(); at += width)
                 reference::hadamard(std::span(rows.back()).subspan(at, width));
@@ -276,7 +277,7 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     std::vector<SequenceInfo> infos;
     int32_t first = 0, items = 0, tiles = 1;
     for (const Sequence &s : shape.sequences) {
-        infos.push_back({first, s.count, s.past, 0});
+        infos.push_back({first, s.count, s.past, 0, 0, s.common_end()});
         first += s.count;
         const int32_t mine = (s.count * (a.heads / a.kv_heads) + 15) / 16;
         tiles = std::max(tiles, mine);
@@ -394,6 +395,26 @@ Problem tail_of(const Problem &p, const Result &whole, int32_t past) {
         cut(tail.v, a.kv_heads * a.head_dim_v);
     tail.positions = std::vector<int32_t>(p.positions.begin() + past, p.positions.begin() + count);
     return tail;
+}
+
+Problem alone(const Problem &p, size_t sequence) {
+    const auto &a = p.shape.step;
+    const auto index = static_cast<std::ptrdiff_t>(sequence);
+    std::ptrdiff_t first = 0;
+    for (size_t s = 0; s < sequence; ++s) first += p.shape.sequences[s].count;
+    const std::ptrdiff_t count = p.shape.sequences[sequence].count;
+    const auto rows = [&](const auto &x, int32_t width) {
+        return std::decay_t<decltype(x)>(x.begin() + first * width, x.begin() + (first + count) * width);
+    };
+    Problem one = p;
+    one.shape.sequences = {p.shape.sequences[sequence]};
+    one.old_k = {p.old_k[sequence]}, one.old_v = {p.old_v[sequence]};
+    one.q = rows(p.q, a.heads * a.head_dim_k), one.k = rows(p.k, a.kv_heads * a.head_dim_k);
+    one.v = rows(p.v, a.kv_heads * a.head_dim_v), one.positions = rows(p.positions, 1);
+    if (!p.factors.empty()) one.factors = rows(p.factors, 1);
+    one.tables.assign(p.tables.begin() + index * p.table_stride,
+                      p.tables.begin() + (index + 1) * p.table_stride);
+    return one;
 }
 
 void check_shape(const Shape &shape, uint64_t seed) {

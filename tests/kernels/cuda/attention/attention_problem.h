@@ -17,6 +17,8 @@ using kernels::CacheType;
 
 struct Sequence {
     int32_t past, count;
+    bool both_ways = false;
+    int32_t common_end() const { return both_ways ? past + count : 0; }
 };
 
 struct Shape {
@@ -74,6 +76,9 @@ void check_close(const Problem &problem, const Result &result);
 
 // The last tokens of the first sequence, with the cells of the others that a run left in the cache.
 Problem tail_of(const Problem &problem, const Result &whole, int32_t past);
+
+// One sequence of a problem, alone.
+Problem alone(const Problem &problem, size_t sequence);
 
 // Decode and prefill against the reference, and against each other bit for bit.
 void check_shape(const Shape &shape, uint64_t seed);
