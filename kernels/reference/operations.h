@@ -31,8 +31,8 @@ void rope(std::span<double> head, const RopeTable &table, int32_t position);
 // Steps 5 to 7 of Attention for all heads of one token, which is at index `own` of the keys: q
 // [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the
 // first dimensions of k), sinks and slopes [heads] or empty, sink_q: q for the sink cells, if there are any;
-// chosen: the row that an Indexer wrote, if there is one. end: of the keys that the token sees, at
-// least own + 1 (more in a span that is both_ways). Returns [heads][head_dim_v].
+// chosen: the row that an Indexer wrote, if there is one. The token sees keys before `end`, and up to its own
+// in any case. Returns [heads][head_dim_v].
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks = {},
                     std::span<const double> sink_q = {}, std::span<const double> slopes = {},

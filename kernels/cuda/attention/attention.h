@@ -11,9 +11,9 @@
 //      and v are multiplied by the Hadamard matrix: sums and differences of elements 1, 2, 4, ... apart,
 //      then a division by the root of its size. q is rounded to 16 bits, k and v to the cache's type.
 //   2. The row attends to one or two runs of cells: the sink cells, for which q is rotated for another
-//      position, and those from first_visible() to its own, or to common_end - 1 if that is larger. Each run is split into splits of 256 cells,
-//      anchored at cell 0, and those into steps of 64. Within a split, from m = -1e30, l = 0, o = 0, for
-//      each step with a cell that is visible to some row of the tile:
+//      position, and those from first_visible() to its own, or to common_end - 1 if that is larger. Each run
+//      has splits of 256 cells, anchored at cell 0, and those have steps of 64. Within a split, from m =
+//      -1e30, l = 0, o = 0, for each step with a cell that is visible to some row of the tile:
 //        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16; for wide heads
 //        the sum over the first half of the chunks, rounded up, plus the sum over the others), s *= scale,
 //        s = cap * tanh(s * (1 / cap)), with slopes s = fma(slope, cell - the row's own cell, s) (sink cells:

@@ -29,6 +29,9 @@ void check_block(const Sequence &sequence, int32_t past, int32_t tokens, int32_t
         CHECK(same_bits(attend_in_ranges(*kernels, sequence, past, tokens), scalar));
         CHECK(same_bits(attend_one_by_one(*kernels, sequence, past, tokens), scalar));
         CHECK(same_bits(attend_in_tiles(*kernels, sequence, past, tokens, step), scalar));
+        // The first tokens alone have the ranges of later ones, too.
+        const Floats first = attend_in_ranges(*kernels, sequence, past, step);
+        CHECK(std::equal(first.begin(), first.end(), scalar.begin()));
     }
 }
 
