@@ -78,11 +78,19 @@ constexpr bool rotates_values(CacheType type) {
 using StateId = int32_t;
 inline constexpr StateId kNoState = -1;
 
+// The memory of a device's cache: the pools of its groups, in a form of its own.
+struct CachePools {
+    virtual ~CachePools() = default;
+};
+
 struct CacheConfig {
     std::vector<int32_t> blocks;  // per group: number of blocks in the pool
     CacheType k = CacheType::F16, v = CacheType::F16;
     int32_t context = 0;  // most cells of a sequence; 0: as many as the pool holds
     int32_t states = 0;   // state slots in the pool
+    // Backend::cache_pools() of a backend on the same device, in place of memory of its own. The program then has the
+    // cache layers of that backend's, and the rest of the configuration is the same. Null: none.
+    std::shared_ptr<const CachePools> pools = {};
 };
 
 struct BlockCopy {
@@ -211,6 +219,9 @@ class Backend {
     // Where write_block() would copy to, if that is memory of this process; empty otherwise. Several threads may write
     // different blocks there.
     virtual std::span<std::byte> block_memory(int32_t /*group*/, BlockId /*block*/) { return {}; }
+
+    // The cache, for a second program that reads it (CacheConfig::pools). Null if this backend has no single one.
+    virtual std::shared_ptr<const CachePools> cache_pools() const { return nullptr; }
 
     // Reads or writes the state_bytes() bytes of a state slot, likewise.
     virtual void read_state(StateId slot, std::span<std::byte> bytes);

@@ -36,6 +36,7 @@ class ForwardingBackend : public Backend {
     std::span<std::byte> block_memory(int32_t group, BlockId block) override {
         return device_->block_memory(group, block);
     }
+    std::shared_ptr<const CachePools> cache_pools() const override { return device_->cache_pools(); }
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
         device_->write_block(group, block, bytes);
     }

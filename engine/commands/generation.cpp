@@ -15,7 +15,7 @@
 #include "engine/commands/stored_prompts.h"
 #include "engine/decode/error.h"
 #include "engine/decode/sampling_settings.h"
-#include "engine/model/eagle3.h"
+#include "engine/model/draft_head.h"
 #include "gguf/base/random_seed.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
@@ -116,13 +116,13 @@ decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const 
 
 namespace {
 
-// False for a file that cannot be read: loading it later reports the error.
-bool is_eagle3_file(const std::string &path) {
-    if (path.empty()) return false;
+// nullopt for a model, and for a file that cannot be read: loading it later reports the error.
+std::optional<model::HeadKind> head_of(const std::string &path) {
+    if (path.empty()) return std::nullopt;
     try {
-        return model::is_eagle3(gguf::File::open(path));
+        return model::head_kind(gguf::File::open(path));
     } catch (const gguf::FileError &) {
-        return false;
+        return std::nullopt;
     }
 }
 
@@ -130,14 +130,18 @@ decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &
     if (flags.least > flags.most) throw UsageError("--draft-min is larger than --draft-max");
     if (!flags.model.empty() && flags.self_layers > 0)
         throw UsageError("--draft-model and --self-draft cannot be combined: choose one");
-    const bool head = is_eagle3_file(flags.model);
-    if (flags.needs_eagle3 && !head)
-        throw UsageError("--spec-type draft-eagle3 needs --draft-model FILE with an EAGLE-3 head");
+    const auto head = head_of(flags.model);
+    if (flags.needs_head && head != flags.needs_head)
+        throw UsageError(std::string("--spec-type ") +
+                         (flags.needs_head == model::HeadKind::Eagle3 ? "draft-eagle3" : "draft-dflash") +
+                         " needs --draft-model FILE with " +
+                         std::string(model::head_title(*flags.needs_head)));
     const bool other = !flags.model.empty() || flags.self_layers > 0;
-    if (flags.mtp == decode::Mtp::On && other)
+    // (llama.cpp's draft-mtp is also its name for an assistant's drafts.)
+    if (flags.mtp == decode::Mtp::On && other && head != model::HeadKind::Assistant)
         throw UsageError("--mtp cannot be combined with --draft-model or --self-draft: choose one");
     decode::DraftingOptions options;
-    options.eagle3 = head;
+    options.head = head.has_value();
     if (!flags.model.empty() && !head) {
         ModelOptions draft;
         draft.path = flags.model;
@@ -173,11 +177,13 @@ std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelO
     if (engine.draft_blocks().empty()) {
         if (options.mtp == decode::Mtp::On) throw UsageError("--mtp: " + engine.no_draft_block());
         options.mtp = decode::Mtp::Off;
-        if (options.eagle3) throw UsageError("--draft-model: " + engine.no_draft_block());
+        if (options.head) throw UsageError("--draft-model: " + engine.no_draft_block());
     }
     if (!options.any()) return nullptr;
-    if (options.eagle3 && (flags.device != "auto" || flags.gpu_layers != "auto"))
-        io.note("an EAGLE-3 head runs on the model's device; options for another device are ignored");
+    if (const model::DraftHead *head = engine.head();
+        head && (flags.device != "auto" || flags.gpu_layers != "auto"))
+        io.note(std::string(model::head_title(head->kind)) +
+                " runs on the model's device; options for another device are ignored");
     if (options.model) options.model->progress = load_progress(io, stop);
     if (const int32_t layers = engine.model().hyper.block_count; flags.self_layers >= layers)
         throw UsageError("--self-draft: the model has " + std::to_string(layers) +
@@ -196,9 +202,9 @@ decode::MakeSpeculator speculators(decode::Drafting *drafts) {
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
     if (flags.model.empty() && flags.self_layers == 0) engine.mtp = flags.mtp;
     engine.first_layers = flags.self_layers;
-    if (is_eagle3_file(flags.model)) {
+    if (head_of(flags.model)) {
         gguf::note_model(flags.model);
-        engine.eagle3 = flags.model;
+        engine.head = flags.model;
         return;
     }
     const bool same = flags.device == "auto" || flags.device == engine.device.device;

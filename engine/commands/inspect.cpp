@@ -10,7 +10,10 @@
 #include "engine/commands/json.h"
 #include "engine/completion/file_sampling.h"
 #include "engine/decode/memory_plan.h"
+#include "engine/model/assistant.h"
+#include "engine/model/dflash.h"
 #include "engine/model/draft_block.h"
+#include "engine/model/draft_head.h"
 #include "engine/model/eagle3.h"
 #include "engine/model/model.h"
 #include "engine/model/window.h"
@@ -32,7 +35,7 @@ struct Summary {
     uint64_t parameters = 0, tensor_bytes = 0;
     std::optional<decode::MemoryPlan> memory;  // nullopt: it cannot be run
     std::string not_runnable;                  // the reason
-    std::optional<model::Eagle3Target> head;   // of an EAGLE-3 head
+    std::optional<model::HeadTarget> head;     // of a draft head
 
     double bits_per_weight() const {
         return parameters == 0 ? 0
@@ -62,7 +65,7 @@ Summary summarize(const gguf::File &file, const InspectOptions &options) {
         s.tensor_bytes += tensor.bytes;
     }
     try {
-        if (model::is_eagle3(file)) s.head = model::eagle3_target(file);
+        if (model::head_kind(file)) s.head = model::head_target(file);
         model::Model model = model::build(file, options.context);
         if (options.cache.window > 0)
             model::impose_window(model.program, options.cache.window, options.cache.sinks);
@@ -144,8 +147,9 @@ Json gpu_json(const decode::GpuPlan &plan) {
     return json;
 }
 
-Json head_json(const model::Eagle3Target &head) {
-    return {{"kind", model::kEagle3},
+Json head_json(const model::HeadTarget &head) {
+    constexpr const char *kKinds[] = {model::kEagle3, model::kAssistant, model::kDFlash};
+    return {{"kind", kKinds[static_cast<size_t>(head.kind)]},
             {"target_width", head.width},
             {"target_layers", head.layers},
             {"draft_tokens", head.draft_rows > 0 ? Json(head.draft_rows) : Json()}};
@@ -212,11 +216,15 @@ std::string gpu_text(const decode::GpuPlan &plan) {
 }
 
 // "EAGLE-3, for a model of width 4096; reads its layers 2, 16, 29; drafts 32000 of its tokens"
-std::string head_text(const model::Eagle3Target &head) {
+std::string head_text(const model::HeadTarget &head) {
+    const std::string width = std::to_string(head.width);
+    if (head.kind == model::HeadKind::Assistant)
+        return "Gemma 4 assistant, for a model of width " + width + "; reads the model's cache";
     std::string layers;
     for (const int64_t layer : head.layers) layers += (layers.empty() ? "" : ", ") + std::to_string(layer);
-    return "EAGLE-3, for a model of width " + std::to_string(head.width) + "; reads its layers " + layers +
-           "; drafts " + (head.draft_rows > 0 ? std::to_string(head.draft_rows) : "all") + " of its tokens";
+    return std::string(head.kind == model::HeadKind::Eagle3 ? "EAGLE-3" : "DFlash") +
+           ", for a model of width " + width + "; reads its layers " + layers + "; drafts " +
+           (head.draft_rows > 0 ? std::to_string(head.draft_rows) : "all") + " of its tokens";
 }
 
 std::string shape_text(const gguf::Tensor &t) {

@@ -83,10 +83,10 @@ struct StatsFlags {
 };
 
 struct DraftFlags {
-    std::string model = {};           // the file of a draft model or of an EAGLE-3 head; empty: none
-    bool needs_eagle3 = false;        // the file must be a head
-    std::string device = "auto";      // the draft model's --device
-    std::string gpu_layers = "auto";  // the draft model's --gpu-layers
+    std::string model = {};  // the file of a draft model or of a draft head; empty: none
+    std::optional<model::HeadKind> needs_head = {};  // the file must be such a head
+    std::string device = "auto";                     // the draft model's --device
+    std::string gpu_layers = "auto";                 // the draft model's --gpu-layers
     bool lookup = false;
     int32_t self_layers = 0;
     decode::Mtp mtp = decode::Mtp::Off;

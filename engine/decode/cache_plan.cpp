@@ -23,10 +23,6 @@ int32_t groups_of(const kernels::Program &program) {
     return groups;
 }
 
-int64_t blocks_for(int64_t cells) {
-    return (cells + kBlockTokens - 1) / kBlockTokens;
-}
-
 // The widest window (0: none) and the most sinks among the group's layers.
 Reach reach_of(const kernels::Program &program, int32_t group) {
     std::optional<Reach> widest;
@@ -95,6 +91,10 @@ CacheShape shape_of(int64_t cells, const ContextRequest &request) {
 }
 
 }  // namespace
+
+int64_t blocks_for(int64_t cells) {
+    return (cells + kBlockTokens - 1) / kBlockTokens;
+}
 
 std::vector<GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape) {
     std::vector<GroupLayout> layouts;

@@ -27,6 +27,9 @@ struct CacheShape {
     int32_t kept = 0;  // further sequences that no longer grow but keep their windows
 };
 
+// Blocks that hold this many cells.
+int64_t blocks_for(int64_t cells);
+
 // Per group: the reach of its layers (window and sinks) and its blocks: enough for all cells or, with a
 // window, for the sinks, window and slack of every sequence and one step, if that is less.
 std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape);

@@ -35,6 +35,9 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
     }
 }
 
+// As StateDrafter::kMostTogether.
+constexpr int32_t kMostDraftedTogether = 32;
+
 // GPU memory for `program` next to a model with a cache of `shape`. `own`: the program's longest context.
 size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, CacheShape shape,
                    int64_t context, int64_t own) {
@@ -59,7 +62,7 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     model_ = model::build(file_, options.context, notes);
     if (options.cache.window > 0)
         model::impose_window(model_.program, options.cache.window, options.cache.sinks);
-    if (options.eagle3.empty())
+    if (options.head.empty())
         find_draft_block(options);
     else
         open_head(options);
@@ -94,11 +97,12 @@ void Engine::find_draft_block(const EngineOptions &options) {
 }
 
 std::string Engine::draft_block_cannot(const std::string &what) const {
-    return (head_file_ ? "an EAGLE-3 head " : "the next-token-prediction block ") + what;
+    const auto kind = head_file_ ? model::head_kind(*head_file_) : std::nullopt;
+    return (kind ? std::string(model::head_title(*kind)) : "the next-token-prediction block") + " " + what;
 }
 
 void Engine::open_head(const EngineOptions &options) {
-    head_file_ = gguf::File::open(options.eagle3);
+    head_file_ = gguf::File::open(options.head);
     if (options.cache.window > 0)
         no_draft_block_ = draft_block_cannot("does not work with --window");
     else if (options.device.split == Split::Tensor)
@@ -106,9 +110,20 @@ void Engine::open_head(const EngineOptions &options) {
     else if (!whole_group(model_.program))
         no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
     if (!no_draft_block_.empty()) return;
-    head_ = model::add_eagle3(model_, file_, *head_file_, options.context);
+    head_ = model::add_head(model_, file_, *head_file_, options.context);
     draft_blocks_ = {head_->program};
     for (const std::string &note : head_->notes) notes_.push_back("draft: " + note);
+}
+
+// Two programs then use one cache.
+bool Engine::needs_one_device() const {
+    return head_ && head_->kind != model::HeadKind::Eagle3;
+}
+
+HiddenStates::Pairs Engine::pairs() const {
+    if (head_ && head_->kind == model::HeadKind::Eagle3) return HiddenStates::Pairs::WithNext;
+    if (head_ && head_->kind == model::HeadKind::DFlash) return HiddenStates::Pairs::Alone;
+    return HiddenStates::Pairs::WithBefore;
 }
 
 void Engine::start(const EngineOptions &options) {
@@ -242,6 +257,12 @@ std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, 
             size_t bytes = 0;
             for (const kernels::Program &block : draft_blocks_)
                 bytes += gpu.need(block, draft_block_cache(block, shape), shape.batch).all();
+            if (head_ && !head_->block.steps.empty()) {
+                kernels::CacheConfig shared = draft_block_cache(head_->block, shape);
+                std::ranges::fill(shared.blocks, 0);
+                const int32_t together = std::min(options.sequences, kMostDraftedTogether);
+                bytes += gpu.need(head_->block, shared, together * head_->block_tokens).all();
+            }
             return bytes;
         };
         auto plan = plan_placement(model_.program, devices, free, wanted, both);
@@ -292,12 +313,12 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
     if (!draft_blocks_.empty() && divided_)
         no_draft_block_ = draft_block_cannot(
             "needs all layers on GPUs or all on the CPU (now: " + placement_ + "): add --device cpu");
+    else if (needs_one_device() && devices_.size() > 2)
+        no_draft_block_ = draft_block_cannot("needs all layers on one device (now: " + placement_ +
+                                             "): choose one with --device");
     else if (!draft_blocks_.empty())
-        backend =
-            keep_hidden_states(std::move(backend),
-                               states_ = std::make_shared<HiddenStates>(
-                                   head_ ? HiddenStates::Pairs::WithNext : HiddenStates::Pairs::WithBefore),
-                               model::state_of(draft_blocks_.front()));
+        backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>(pairs()),
+                                     model::state_of(draft_blocks_.front()));
     executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
                                            ExecutorOptions{.context = plan.context,
                                                            .batch = options.batch,

@@ -17,7 +17,7 @@
 #include "engine/decode/hidden_states.h"
 #include "engine/decode/placement.h"
 #include "engine/decode/sampler.h"
-#include "engine/model/eagle3.h"
+#include "engine/model/draft_head.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
 #include "gguf/base/timer.h"
@@ -49,8 +49,8 @@ struct EngineOptions {
     // the free memory, and none if the model uses a GPU.
     int32_t kept_windows = 0;
     // At most one of the two; memory is reserved for it.
-    Mtp mtp = Mtp::Off;                 // the file's draft block drafts
-    std::filesystem::path eagle3 = {};  // this EAGLE-3 head drafts; the caller reports no_draft_block()
+    Mtp mtp = Mtp::Off;               // the file's draft block drafts
+    std::filesystem::path head = {};  // this draft head drafts; the caller reports no_draft_block()
     DeviceRequest device = {};
     CacheOptions cache = {};
     kernels::LoadProgress progress = {};  // of the upload to a GPU
@@ -84,14 +84,14 @@ class Engine {
     std::unique_ptr<Executor> executor_beside(const kernels::Program &program, int32_t sequences,
                                               std::vector<std::string> &notes) const;
 
-    // The programs of the file's draft blocks, or that of the head, and the states that the first one reads, which the
+    // The programs of the file's draft blocks, or that of the draft head, and the states that the first one reads, which the
     // executor keeps: if they were requested and can be used. Otherwise none, and no_draft_block() says why not.
     std::span<const kernels::Program> draft_blocks() const {
         return states_ ? draft_blocks_ : std::span<const kernels::Program>{};
     }
     const std::shared_ptr<HiddenStates> &hidden_states() const { return states_; }
     const std::string &no_draft_block() const { return no_draft_block_; }
-    const model::Eagle3 *head() const { return head_ ? &*head_ : nullptr; }
+    const model::DraftHead *head() const { return head_ ? &*head_ : nullptr; }
 
     // A sampler that never draws an id without a token. Throws DecodeError{BadInput} for a bias on a token
     // that does not exist.
@@ -105,6 +105,8 @@ class Engine {
     void find_draft_block(const EngineOptions &options);
     void open_head(const EngineOptions &options);
     std::string draft_block_cannot(const std::string &what) const;
+    bool needs_one_device() const;  // the head does
+    HiddenStates::Pairs pairs() const;
     void start(const EngineOptions &options);
     bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
     void start_tensor_split(const EngineOptions &options, const DeviceChoice &choice);
@@ -118,7 +120,7 @@ class Engine {
     base::Clock::time_point started_ = base::Clock::now();
     gguf::File file_;
     std::optional<gguf::File> head_file_;
-    std::optional<model::Eagle3> head_;
+    std::optional<model::DraftHead> head_;
     model::Model model_;
     std::vector<kernels::Program> draft_blocks_;
     std::shared_ptr<HiddenStates> states_;

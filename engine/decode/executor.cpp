@@ -42,15 +42,21 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
              {base::random_seed(), base::random_seed()}, state_layout(program, shape_of(options_))),
       state_bytes_(kernels::state_bytes(program)),
       copies_(cache_.groups()) {
-    kernels::CacheConfig config{
-        .blocks = {}, .k = options.types.k, .v = options.types.v, .context = options_.context};
+    config_ = {.blocks = {}, .k = options.types.k, .v = options.types.v, .context = options_.context};
     for (size_t group = 0; group < cache_.groups(); ++group)
-        config.blocks.push_back(cache_.pool(group).size());
-    if (cache_.states()) config.states = cache_.states()->size();
+        config_.blocks.push_back(cache_.pool(group).size());
+    if (cache_.states()) config_.states = cache_.states()->size();
     for (size_t group = 0; group < cache_.groups(); ++group)
         block_bytes_.push_back(kernels::cache_block_bytes(program, static_cast<int32_t>(group),
                                                           options.types.k, options.types.v));
-    backend_->load(program, config, options_.batch);
+    backend_->load(program, config_, options_.batch);
+}
+
+kernels::CacheConfig Executor::shared_cache() const {
+    kernels::CacheConfig config = config_;
+    config.states = 0;
+    config.pools = backend_->cache_pools();
+    return config;
 }
 
 void Executor::read_block(size_t group, cache::BlockId block, std::span<std::byte> bytes) {

@@ -133,6 +133,8 @@ class Executor {
     int32_t batch_size() const { return options_.batch; }
     int32_t vocab() const { return vocab_; }
     CacheTypes types() const { return options_.types; }
+    // For a second program that reads this one's cache; without pools if the device has none to share.
+    kernels::CacheConfig shared_cache() const;
     kernels::DeviceInfo device() const { return backend_->info(); }
     int64_t launches() const { return backend_->launches(); }
 
@@ -157,6 +159,7 @@ class Executor {
 
     std::unique_ptr<kernels::Backend> backend_;
     ExecutorOptions options_;
+    kernels::CacheConfig config_;
     int32_t vocab_;
     int32_t token_ids_;  // rows of the embedding table
     cache::PagedCache cache_;

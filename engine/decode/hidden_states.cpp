@@ -114,20 +114,20 @@ std::optional<size_t> whole_group(const kernels::Program &program) {
 
 kernels::CacheConfig draft_block_cache(const kernels::Program &block, const CacheShape &shape) {
     kernels::CacheConfig config = cache_config(block, shape, shape.cells);
-    const int64_t all = (shape.cells + kBlockTokens - 1) / kBlockTokens;
-    std::ranges::fill(config.blocks, static_cast<int32_t>(all));
+    bool own = false;
+    for (const kernels::Step &step : block.steps)
+        kernels::visit_caches(step, [&](const kernels::CacheUse &use) { own |= use.appends; });
+    std::ranges::fill(config.blocks, own ? static_cast<int32_t>(blocks_for(shape.cells)) : 0);
     return config;
 }
 
 size_t draft_block_bytes(std::span<const kernels::Program> blocks, const CacheShape &shape) {
-    size_t bytes = 0, cells = 0;
-    for (const kernels::Program &block : blocks) {
-        const kernels::CacheConfig cache = draft_block_cache(block, shape);
-        cells = static_cast<size_t>(cache.blocks.front()) * kBlockTokens;
-        bytes += kernels::block_bytes(block, cache);
-    }
+    size_t bytes = 0;
+    for (const kernels::Program &block : blocks)
+        bytes += kernels::block_bytes(block, draft_block_cache(block, shape));
     if (blocks.empty()) return 0;
-    const auto width = static_cast<size_t>(model::state_of(blocks.front()).width);
+    const auto width = static_cast<size_t>(model::state_of(blocks.front()).width),
+               cells = static_cast<size_t>(blocks_for(shape.cells)) * kBlockTokens;
     return bytes + cells * width * sizeof(uint16_t);
 }
 

@@ -1,7 +1,8 @@
-// The hidden state behind every cached token, for the file's draft blocks (model/draft_block.h) or an EAGLE-3 head
-// (model/eagle3.h).
+// The hidden state behind every cached token, for the file's draft blocks (model/draft_block.h) or a draft head
+// (model/draft_head.h).
 //
-// A model's pass gives the state: for a draft block, the one after the last norm or before it; for a head, g of eagle3.h. A
+// A model's pass gives the state: for a draft block, the one after the last norm or before it; for a head, that of
+// state_of(its program). A
 // draft is made from the state of the token before. States are kept by place in the paged cache (block and cell of the layers
 // without a window), and are thus shared, forked, copied on write and rolled back with the keys and values. They are F16,
 // 2 * width bytes for each cell. Prompt files do not hold them.
@@ -24,7 +25,8 @@ class HiddenStates {
   public:
     enum class Pairs {
         WithBefore,  // a draft block computes cell c from its token and the state of cell c - 1
-        WithNext,    // a head computes cell c from its state and the token of cell c + 1
+        WithNext,    // an EAGLE-3 head computes cell c from its state and the token of cell c + 1
+        Alone,       // a DFlash drafter computes cell c from its state
     };
     explicit HiddenStates(Pairs pairs = Pairs::WithBefore) : pairs_(pairs) {}
     Pairs pairs() const { return pairs_; }
@@ -73,7 +75,8 @@ class HiddenStates {
 // The first group of cache layers without a window, whose blocks hold all cells of a sequence. nullopt: none.
 std::optional<size_t> whole_group(const kernels::Program &program);
 
-// The cache of a draft block beside a model's cache of `shape`: all cells, also if the block has a window.
+// The cache of a draft block or head beside a model's cache of `shape`: all cells, also if the block has a window; no
+// blocks if it only reads the model's cache.
 kernels::CacheConfig draft_block_cache(const kernels::Program &block, const CacheShape &shape);
 // Bytes of memory beside a model whose cache has `shape`: the caches of its draft blocks, and the hidden states.
 size_t draft_block_bytes(std::span<const kernels::Program> blocks, const CacheShape &shape);

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "engine/decode/single_sequence.h"
-#include "engine/decode/speculation/block_draft.h"
+#include "engine/decode/speculation/drafting.h"
 #include "engine/measure/median.h"
 #include "gguf/base/interrupted.h"
 #include "gguf/base/timer.h"
@@ -13,7 +13,7 @@
 namespace runnel::measure {
 namespace {
 
-using decode::DraftBlock, decode::Engine, decode::SingleSequence, decode::StopRequest, decode::TokenId;
+using decode::Engine, decode::SingleSequence, decode::StateDrafter, decode::StopRequest, decode::TokenId;
 
 // Seconds of `work`, which returns false when a stop was requested.
 double timed(const std::function<bool()> &work) {
@@ -40,14 +40,13 @@ double block_gain(const BlockCost &cost, double acceptance, int32_t length) {
 
 BlockCost measure_block(Engine &engine, const std::vector<TokenId> &prompt, int32_t repetitions,
                         const StopRequest &stop) {
-    DraftBlock block([&] { return engine.another_backend(); }, engine.draft_blocks(), engine.executor(),
-                     engine.hidden_states(), 1, engine.head());
+    const std::unique_ptr<StateDrafter> block = decode::state_drafter(engine, 1);
     SingleSequence sequence(engine.executor());
     if (!sequence.feed(prompt, &stop)) throw base::Interrupted{};
     const decode::SequenceCache *cache = &sequence.sequence().cache();
-    const auto begin = [&] { return block.begin({&cache, 1}, stop.flag()); };
-    const DraftBlock::Next next{0, prompt.back()};
-    const auto step = [&] { return !block.step({&next, 1}).empty(); };
+    const auto begin = [&] { return block->begin({&cache, 1}, 1, stop.flag()); };
+    const StateDrafter::Next next{0, prompt.back()};
+    const auto step = [&] { return !block->step({&next, 1}).empty(); };
     if (!begin() || !step()) throw base::Interrupted{};
     std::array<std::vector<double>, kBlockRows> passes, catch_up;
     std::vector<double> steps, step_seconds, plain_seconds;

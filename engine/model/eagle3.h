@@ -14,43 +14,20 @@
 // rows for some of the target's tokens only.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <string>
-#include <vector>
 
-#include "engine/model/model.h"
-#include "gguf/file.h"
-#include "kernels/program.h"
+#include "engine/model/draft_head.h"
 
 namespace runnel::model {
 
 inline constexpr const char *kEagle3 = "eagle3";  // general.architecture
 
-bool is_eagle3(const gguf::File &file);
+// As head_target().
+HeadTarget eagle3_target(const gguf::File &file);
 
-// What a file says about the target.
-struct Eagle3Target {
-    // Layers, counted from 0, as often as they are computed. The number of the target's layers means its last state: the one
-    // after the output norm, but before it in gpt-oss, mimo2 and step35 (as in llama.cpp).
-    std::array<int64_t, 3> layers;
-    int64_t width;       // of its hidden states
-    int64_t draft_rows;  // tokens that the head can draft; 0: all of the target's
-};
-// Throws ModelError for a file that is no valid head.
-Eagle3Target eagle3_target(const gguf::File &file);
-
-struct Eagle3 {
-    // One part, as in draft_block.h: `in` is g, `out` is y, of tokens whose logits are requested. The target's program
-    // has a slot with the name and width of y, which holds g.
-    kernels::Program program;
-    std::vector<int32_t> tokens;     // of the target, by row of the logits; empty: row i is token i
-    std::vector<std::string> notes;  // for the user, one line each
-};
-
-// Adds the steps that compute g to the program of `target`, before its logits, which keep their bits. Throws ModelError
-// for a file that is no valid head or does not fit the target, and if the target's layers do not pass a single residual
-// stream from one to the next. The weights point into the two mapped files. context: as in model::build().
-Eagle3 add_eagle3(Model &target, const gguf::File &target_file, const gguf::File &head, int64_t context = 0);
+// As add_head(): the target gets the steps that compute g. The part's `in` is g, its `out` y, of tokens whose logits are
+// requested. Throws ModelError also if the target's layers do not pass a single residual stream from one to the next.
+DraftHead add_eagle3(Model &target, const gguf::File &target_file, const gguf::File &head,
+                     int64_t context = 0);
 
 }  // namespace runnel::model

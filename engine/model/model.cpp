@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "engine/model/assistant.h"
 #include "engine/model/draft_block.h"
-#include "engine/model/eagle3.h"
+#include "engine/model/draft_head.h"
 #include "engine/model/factors.h"
 #include "engine/model/families.h"
 #include "engine/model/notes.h"
@@ -35,8 +36,9 @@ int64_t vocabulary_rows(const gguf::File &file) {
 std::optional<int64_t> of_all_layers(const Metadata &m, std::string_view key, int64_t layers, int64_t low,
                                      int64_t high) {
     const Family *family = find_family(m.architecture());
-    if (!family || !family->layers_differ) return m.integer(key, low, high);
-    const auto each = m.integers(key, layers, family->recurrent ? 0 : low, high);
+    const bool differ = family ? family->layers_differ : m.architecture() == kAssistant;
+    if (!differ) return m.integer(key, low, high);
+    const auto each = m.integers(key, layers, family && family->recurrent ? 0 : low, high);
     return each ? std::optional(*std::max_element(each->begin(), each->end())) : std::nullopt;
 }
 
@@ -48,8 +50,11 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
     h.embedding_length = m.required_integer("embedding_length", 1, kMaxWidth);
     h.block_count = static_cast<int32_t>(m.required_integer("block_count", 1, kMaxLayers));
     // The last layers of some files draft tokens for speculative decoding and are not part of the model itself.
+    // (An assistant has no others; it is a file of its own.)
     h.draft_layers =
-        static_cast<int32_t>(m.integer("nextn_predict_layers", 0, h.block_count - 1).value_or(0));
+        h.architecture == kAssistant
+            ? 0
+            : static_cast<int32_t>(m.integer("nextn_predict_layers", 0, h.block_count - 1).value_or(0));
     h.block_count -= h.draft_layers;
     // Models in which all layers have experts may give only the experts' width.
     const auto expert_width = m.integer("expert_feed_forward_length", 0, kMaxWidth);
@@ -68,7 +73,8 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
     h.head_count_kv = static_cast<int32_t>(std::max<int64_t>(
         1, of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count)));
     // (Where layers differ, each is checked by its family.)
-    if (!(family && family->layers_differ) && h.head_count % h.head_count_kv != 0)
+    if (!(family && family->layers_differ) && h.architecture != kAssistant &&
+        h.head_count % h.head_count_kv != 0)
         m.fail("attention.head_count_kv", "does not divide attention.head_count");
     int64_t head = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
     if (family && family->whole_heads_rotate)
@@ -85,10 +91,10 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
 }
 
 [[noreturn]] void refuse_architecture(const gguf::File &file, const std::string &architecture) {
-    if (is_eagle3(file))
-        throw ModelError(name_of(file) +
-                         ": an EAGLE-3 head, which drafts for another model and cannot run alone: use "
-                         "runnel run MODEL --draft-model " +
+    if (const auto kind = head_kind(file))
+        throw ModelError(name_of(file) + ": " + std::string(head_title(*kind)) +
+                         ", which drafts for another model and cannot run alone: use runnel run MODEL "
+                         "--draft-model " +
                          name_of(file));
     const std::string what(other_architecture(architecture));
     throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(architecture) + "\" is not " +

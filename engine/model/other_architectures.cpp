@@ -9,7 +9,6 @@ constexpr std::string_view
     kEncoder = "an encoder for embeddings, which generates no text; it needs bidirectional attention",
     kDiffusion = "a diffusion language model; it needs a decoder that fills in tokens in any order",
     kSound = "an audio model, which generates no text",
-    kDraft = "a draft model; it needs its target's hidden states",
     kIndexer = "it needs sparse attention with an indexer";
 
 constexpr OtherArchitecture kOthers[] = {
@@ -34,8 +33,8 @@ constexpr OtherArchitecture kOthers[] = {
     {"pockettts", kSound},
     {"clip", "the image or audio part of another model, not a language model"},
     {"eagle3", "an EAGLE-3 head; it drafts for another model (--draft-model)"},
-    {"dflash", kDraft},
-    {"gemma4-assistant", kDraft},
+    {"dflash", "a DFlash drafter; it drafts for another model (--draft-model)"},
+    {"gemma4-assistant", "a Gemma 4 assistant; it drafts for another model (--draft-model)"},
     {"kimi-k3", "a hybrid; it needs attention residuals and the activation SiTU"},
     {"dots3note", kIndexer},
     {"deepseek4", "it needs compressed keys, hyper-connections and routing by token id"},

@@ -24,13 +24,26 @@ struct AttentionKind {
 
 class SharedKeyAttention {
   public:
-    SharedKeyAttention(Builder &builder, std::vector<int32_t> owners)
+    // owners: as key_owners() gives; none if all layers are emit_reader()s.
+    explicit SharedKeyAttention(Builder &builder, std::vector<int32_t> owners = {})
         : b_(builder), owners_(std::move(owners)) {}
 
     // Writes way.out = W attended + way.add. Layers in ascending order.
     void emit(int32_t layer, const AttentionKind &kind, int32_t kv_heads, const SubLayer &way);
+    // The same for a layer without keys and values: it reads those of cache layer `cache`.
+    void emit_reader(int32_t layer, const AttentionKind &kind, int32_t kv_heads, const SubLayer &way,
+                     int32_t cache);
 
   private:
+    Size width() const { return {b_.hyper().embedding_length, "embedding_length"}; }
+    Size heads(const AttentionKind &kind) const;  // the queries of all heads
+    kernels::Linear::Part part(int32_t layer, const char *tensor, Size rows, Size cols, kernels::Slot out,
+                               kernels::Slot add = kernels::kNoSlot);
+    // The step without keys, values and cache.
+    kernels::Attention queries(int32_t layer, const AttentionKind &kind, int32_t kv_heads);
+    void attend(int32_t layer, const AttentionKind &kind, const kernels::Attention &step,
+                const SubLayer &way);
+
     Builder &b_;
     std::vector<int32_t> owners_;
     std::vector<int32_t> cache_layers_;  // by layer that has keys and values

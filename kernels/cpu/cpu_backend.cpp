@@ -99,6 +99,7 @@ class CpuBackend final : public Backend {
     std::span<std::byte> block_memory(int32_t group, BlockId block) override {
         return cache_.block(group, block);
     }
+    std::shared_ptr<const CachePools> cache_pools() const override { return cache_.pools(); }
     void read_state(StateId slot, std::span<std::byte> bytes) override {
         std::ranges::copy(states_.bytes(slot), bytes.begin());
     }

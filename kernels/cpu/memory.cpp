@@ -2,7 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <cassert>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -35,36 +37,42 @@ LazyBuffer &LazyBuffer::operator=(LazyBuffer &&other) noexcept {
     return *this;
 }
 
-CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) : v_(config.v) {
-    groups_.resize(config.blocks.size());
+CacheMemory::CacheMemory(const Program &program, const CacheConfig &config)
+    : v_(config.v), block_bytes_(config.blocks.size()) {
     for (const CacheLayer &layer : program.cache_layers) {
-        Group &group = groups_[static_cast<size_t>(layer.group)];
+        size_t &block = block_bytes_[static_cast<size_t>(layer.group)];
         const size_t head_cells = static_cast<size_t>(layer.kv_heads) * kBlockTokens;
         const CacheType k_type = key_type(layer, config.k);
-        const size_t k_offset = group.block,
+        const size_t k_offset = block,
                      v_offset = k_offset + head_cells * cache_row_bytes(k_type, layer.head_dim_k);
         layers_.push_back(
             {static_cast<size_t>(layer.group), k_offset, v_offset, layer.head_dim_v > 0, k_type});
-        group.block = v_offset + head_cells * cache_row_bytes(v_, layer.head_dim_v);
+        block = v_offset + head_cells * cache_row_bytes(v_, layer.head_dim_v);
     }
-    for (size_t g = 0; g < groups_.size(); ++g) {
+    if (config.pools) {
+        pools_ = std::dynamic_pointer_cast<const PoolMemory>(config.pools);
+        assert(pools_ && pools_->groups.size() == config.blocks.size());
+        return;
+    }
+    auto pools = std::make_shared<PoolMemory>();
+    for (size_t g = 0; g < config.blocks.size(); ++g) {
         size_t bytes = 0;
-        if (__builtin_mul_overflow(groups_[g].block, static_cast<size_t>(config.blocks[g]), &bytes))
+        if (__builtin_mul_overflow(block_bytes_[g], static_cast<size_t>(config.blocks[g]), &bytes))
             bytes = SIZE_MAX / 2;  // as impossible to allocate, but a valid size to print
-        groups_[g].memory = LazyBuffer(bytes, "the K/V cache; a smaller context (-c) needs less");
+        pools->groups.emplace_back(bytes, "the K/V cache; a smaller context (-c) needs less");
     }
+    pools_ = std::move(pools);
 }
 
 KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId *table) const {
     const LayerPlace &place = layers_[static_cast<size_t>(step.cache)];
-    const Group &group = groups_[place.group];
-    const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens;
-    std::byte *base = group.memory.data();
+    const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens, block = block_bytes_[place.group];
+    std::byte *base = memory(place.group);
     return {.k = base + place.k_offset + head_cells * cache_row_bytes(place.k_type, step.head_dim_k),
             .v = place.has_v ? base + place.v_offset + head_cells * cache_row_bytes(v_, step.head_dim_v)
                              : nullptr,
-            .k_stride = group.block,
-            .v_stride = group.block,
+            .k_stride = block,
+            .v_stride = block,
             .table = table,
             .head_dim_k = step.head_dim_k,
             .head_dim_v = step.head_dim_v,
@@ -80,8 +88,8 @@ KvPages CacheMemory::pages(const Indexer &step, const BlockId *table) const {
 }
 
 std::span<std::byte> CacheMemory::block(int32_t group, BlockId block) const {
-    const Group &g = groups_[static_cast<size_t>(group)];
-    return {g.memory.data() + static_cast<size_t>(block) * g.block, g.block};
+    const size_t bytes = block_bytes_[static_cast<size_t>(group)];
+    return {memory(static_cast<size_t>(group)) + static_cast<size_t>(block) * bytes, bytes};
 }
 
 StateMemory::StateMemory(const Program &program, const CacheConfig &config) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -33,6 +34,11 @@ class LazyBuffer {
     size_t bytes_ = 0;
 };
 
+// The pools of the cache's groups.
+struct PoolMemory final : CachePools {
+    std::vector<LazyBuffer> groups;
+};
+
 // K and V pages. For every layer of its group and every K/V head, a block holds one K page
 // [head_dim_k][kBlockTokens] (transposed: lanes are keys in q . k) and one V page [kBlockTokens][head_dim_v],
 // in the configured types.
@@ -40,6 +46,8 @@ class CacheMemory {
   public:
     CacheMemory() = default;
     CacheMemory(const Program &program, const CacheConfig &config);
+
+    const std::shared_ptr<const PoolMemory> &pools() const { return pools_; }
 
     // The pages of one layer and K/V head, for the blocks of `table`.
     KvPages pages(const Attention &step, int32_t kv_head, const BlockId *table) const;
@@ -56,14 +64,12 @@ class CacheMemory {
         bool has_v;                 // false: values are the first dimensions of K
         CacheType k_type;
     };
-    struct Group {
-        LazyBuffer memory;
-        size_t block = 0;  // bytes per block
-    };
+    std::byte *memory(size_t group) const { return pools_->groups[group].data(); }
 
     CacheType v_ = CacheType::F16;
     std::vector<LayerPlace> layers_;
-    std::vector<Group> groups_;
+    std::vector<size_t> block_bytes_;  // by group
+    std::shared_ptr<const PoolMemory> pools_ = std::make_shared<const PoolMemory>();
 };
 
 // State slots of recurrent layers: a slot holds the states of all layers, one after the other.

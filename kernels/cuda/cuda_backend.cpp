@@ -99,6 +99,7 @@ class CudaBackend final : public Backend {
         use_device(device_);
         cache_.write(stream_, group, block, bytes);
     }
+    std::shared_ptr<const CachePools> cache_pools() const override { return cache_.pools(); }
     void read_state(StateId slot, std::span<std::byte> bytes) override {
         use_device(device_);
         scans_.read(stream_, slot, bytes);

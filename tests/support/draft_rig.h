@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "engine/decode/single_sequence.h"
-#include "engine/decode/speculation/block_draft.h"
+#include "engine/decode/speculation/draft_block.h"
 #include "engine/decode/speculation/speculator.h"
 #include "tests/support/answers.h"
 
@@ -50,16 +50,16 @@ struct Asked {
     }
 };
 
-inline decode::Draft draft_of(decode::DraftBlock &block, decode::Sampler &sampler, const Asked &asked) {
-    decode::BlockDraft source(block, false);
+inline decode::Draft draft_of(decode::StateDrafter &block, decode::Sampler &sampler, const Asked &asked) {
+    decode::StateDraft source(block, false);
     source.follow(&asked.sequence->sequence().cache(), nullptr);
     return source.draft(asked.text(), asked.most, 0, sampler);
 }
 
 // In common passes.
-inline std::vector<decode::Draft> drafts_of(decode::DraftBlock &block, decode::Sampler &sampler,
+inline std::vector<decode::Draft> drafts_of(decode::StateDrafter &block, decode::Sampler &sampler,
                                             std::span<const Asked> asked) {
-    std::vector<decode::BlockDraft> sources(asked.size(), decode::BlockDraft(block, false));
+    std::vector<decode::StateDraft> sources(asked.size(), decode::StateDraft(block, false));
     std::vector<decode::PendingDraft *> pending;
     for (size_t i = 0; i < asked.size(); ++i) {
         sources[i].follow(&asked[i].sequence->sequence().cache(), nullptr);
@@ -68,16 +68,16 @@ inline std::vector<decode::Draft> drafts_of(decode::DraftBlock &block, decode::S
     }
     decode::draft_together(pending, nullptr);
     std::vector<decode::Draft> drafts;
-    for (decode::BlockDraft &source : sources) drafts.push_back(source.finish());
+    for (decode::StateDraft &source : sources) drafts.push_back(source.finish());
     return drafts;
 }
 
 // `block` must outlive the speculators.
-inline decode::MakeSpeculator speculators_of(decode::DraftBlock &block, int32_t branches,
+inline decode::MakeSpeculator speculators_of(decode::StateDrafter &block, int32_t branches,
                                              std::shared_ptr<decode::SharedCosts> costs = nullptr) {
     return [&block, branches, costs] {
         std::vector<std::unique_ptr<decode::DraftSource>> sources;
-        sources.push_back(std::make_unique<decode::BlockDraft>(block, false));
+        sources.push_back(std::make_unique<decode::StateDraft>(block, false));
         return std::make_unique<decode::Speculator>(
             std::move(sources), decode::SpeculationOptions{.length = {.most = 5, .branches = branches}},
             costs);

@@ -2,44 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <span>
-#include <stdexcept>
 
 #include "gguf/writer.h"
-#include "tests/support/model_maker.h"
 
 namespace runnel::testing {
-namespace {
-
-int64_t number(const gguf::File &file, const std::string &key, int64_t absent = -1) {
-    const std::string arch(file.find("general.architecture")->as_string().value_or(""));
-    const gguf::Value *value = file.find(arch + "." + key);
-    const int64_t found = value ? value->as_int().value_or(-1) : absent;
-    if (found < 0) throw std::invalid_argument("make_eagle3: the target has no " + key);
-    return found;
-}
-
-bool is_norm(const std::string &name) {
-    return name.find("norm") != std::string::npos || name.starts_with("rope_freqs");
-}
-
-gguf::Type type_of(const std::string &name, const std::string &type, int64_t row) {
-    if (is_norm(name)) return gguf::Type::F32;
-    const gguf::Type wanted = parse_type(type);
-    return row % gguf::traits(wanted).block_size == 0 ? wanted : gguf::Type::F16;
-}
-
-}  // namespace
 
 EagleHead::EagleHead(const gguf::File &target, HeadShape shape)
-    : target_(&target), shape_(shape), random_(shape.seed) {
-    const int64_t target_width = number(target, "embedding_length"),
-                  layers = number(target, "block_count") - number(target, "nextn_predict_layers", 0);
-    const gguf::Tensor *embedding = target.find_tensor("token_embd.weight");
-    if (!embedding) throw std::invalid_argument("make_eagle3: the target has no token_embd.weight");
-    const int64_t vocab = embedding->shape[1];
+    : HeadTensors(shape.seed), target_(&target), shape_(shape) {
+    const int64_t target_width = number_of(target, "embedding_length"),
+                  layers = number_of(target, "block_count") - number_of(target, "nextn_predict_layers", 0);
+    const int64_t vocab = vocab_of(target);
     if (shape_.width == 0) shape_.width = target_width;
     if (shape_.ff == 0) shape_.ff = 2 * shape_.width;
     if (shape_.head_dim == 0) shape_.head_dim = shape_.width / shape_.heads;
@@ -49,7 +23,7 @@ EagleHead::EagleHead(const gguf::File &target, HeadShape shape)
     const int64_t width = shape_.width, q = shape_.heads * shape_.head_dim,
                   kv = shape_.kv_heads * shape_.head_dim;
     numbers = {{"block_count", 1},
-               {"context_length", static_cast<uint32_t>(number(target, "context_length"))},
+               {"context_length", static_cast<uint32_t>(number_of(target, "context_length"))},
                {"embedding_length", static_cast<uint32_t>(width)},
                {"feed_forward_length", static_cast<uint32_t>(shape_.ff)},
                {"attention.head_count", static_cast<uint32_t>(shape_.heads)},
@@ -58,24 +32,21 @@ EagleHead::EagleHead(const gguf::File &target, HeadShape shape)
                {"attention.value_length", static_cast<uint32_t>(shape_.head_dim)},
                {"rope.dimension_count", static_cast<uint32_t>(shape_.head_dim)},
                {"target_hidden_size", static_cast<uint32_t>(target_width)}};
-    const auto matrix = [&](const std::string &name, int64_t cols, int64_t rows, float gain) {
-        add(name + ".weight", {cols, rows}, 0, gain / std::sqrt(static_cast<float>(cols)));
-    };
-    matrix("fc", 3 * target_width, width, 1);
+    add_matrix("fc", 3 * target_width, width, 1);
     if (shape_.norm_before_fc) add("enc.output_norm.weight", {3 * target_width}, 1, 0.2f);
     for (const char *norm : {"blk.0.attn_norm", "blk.0.attn_norm_2", "blk.0.ffn_norm", "output_norm"})
         add(norm + std::string(".weight"), {width}, 1, 0.2f);
-    matrix("blk.0.attn_q", 2 * width, q, 1.2f);
-    matrix("blk.0.attn_k", 2 * width, kv, 1.2f);
-    matrix("blk.0.attn_v", 2 * width, kv, 1);
-    matrix("blk.0.attn_output", q, width, 1);
-    matrix("blk.0.ffn_gate", width, shape_.ff, 1);
-    matrix("blk.0.ffn_up", width, shape_.ff, 1);
-    matrix("blk.0.ffn_down", shape_.ff, width, 1);
+    add_matrix("blk.0.attn_q", 2 * width, q, 1.2f);
+    add_matrix("blk.0.attn_k", 2 * width, kv, 1.2f);
+    add_matrix("blk.0.attn_v", 2 * width, kv, 1);
+    add_matrix("blk.0.attn_output", q, width, 1);
+    add_matrix("blk.0.ffn_gate", width, shape_.ff, 1);
+    add_matrix("blk.0.ffn_up", width, shape_.ff, 1);
+    add_matrix("blk.0.ffn_down", shape_.ff, width, 1);
     const bool fits = width == target_width;
-    if (shape_.own_embedding || !fits) matrix("token_embd", width, vocab, std::sqrt(float(width)));
+    if (shape_.own_embedding || !fits) add_matrix("token_embd", width, vocab, std::sqrt(float(width)));
     if (shape_.own_output || !fits || shape_.rows > 0)
-        matrix("output", width, shape_.rows > 0 ? shape_.rows : vocab, 2.5f);
+        add_matrix("output", width, shape_.rows > 0 ? shape_.rows : vocab, 2.5f);
     if (shape_.divisors) {
         add("rope_freqs.weight", {shape_.head_dim / 2}, 1, 0);
         for (float &divisor : tensors["rope_freqs.weight"].all) divisor = 1 + 3 * random_.uniform();
@@ -86,19 +57,6 @@ EagleHead::EagleHead(const gguf::File &target, HeadShape shape)
         for (size_t i = tokens.size(); i > 1; --i) std::swap(tokens[i - 1], tokens[random_.below(i)]);
         tokens.resize(static_cast<size_t>(shape_.rows));
     }
-}
-
-void EagleHead::add(const std::string &name, std::vector<int64_t> shape, float mean, float sigma) {
-    int64_t count = 1;
-    for (const int64_t n : shape) count *= n;
-    Values values{std::move(shape), std::vector<float>(static_cast<size_t>(count), mean)};
-    if (sigma > 0)
-        for (float &x : values.all) x = mean + sigma * random_.normal();
-    tensors[name] = std::move(values);
-}
-
-void EagleHead::fill(const std::string &name, float value) {
-    std::ranges::fill(tensors.at(name).all, value);
 }
 
 void EagleHead::repeat_tap() {
@@ -136,19 +94,10 @@ void EagleHead::write(const std::filesystem::path &path, const gguf::OutputOptio
     writer.add("eagle3.norm_before_fc", shape_.norm_before_fc);
     for (const auto &[key, value] : target_->metadata())
         if (key.starts_with("tokenizer.")) writer.add(key, value);
-    for (const auto &[name, values] : tensors)
-        writer.add_tensor(name, type_of(name, shape_.type, values.shape[0]), values.shape);
+    describe(writer, shape_.type);
     if (!tokens.empty()) writer.add_tensor("d2t", gguf::Type::I64, {static_cast<int64_t>(tokens.size())});
     writer.start(path, options);
-    for (const auto &[name, values] : tensors) {
-        const int64_t row = values.shape[0];
-        const gguf::Type type = type_of(name, shape_.type, row);
-        std::vector<std::byte> bytes(gguf::row_bytes(type, row));
-        for (auto at = values.all.begin(); at != values.all.end(); at += row) {
-            gguf::quantize_row(type, &*at, bytes.data(), row, gguf::Effort::Fast);
-            writer.write(bytes);
-        }
-    }
+    HeadTensors::write(writer, shape_.type);
     writer.write(std::as_bytes(std::span(tokens)));
     writer.finish();
 }

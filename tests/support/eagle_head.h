@@ -10,8 +10,7 @@
 
 #include "gguf/file.h"
 #include "gguf/output_file.h"
-#include "gguf/quantize.h"
-#include "tests/support/random.h"
+#include "tests/support/head_tensors.h"
 
 namespace runnel::testing {
 
@@ -29,21 +28,13 @@ struct HeadShape {
     uint64_t seed = 1;
 };
 
-class EagleHead {
+class EagleHead : public HeadTensors {
   public:
-    struct Values {
-        std::vector<int64_t> shape;  // fastest first
-        std::vector<float> all;
-    };
-
     // Throws std::invalid_argument for a target without the keys of a model.
     explicit EagleHead(const gguf::File &target, HeadShape shape = {});
 
     int64_t width() const { return shape_.width; }
     const HeadShape &shape() const { return shape_; }
-    Values &at(const std::string &name) { return tensors.at(name); }
-    void fill(const std::string &name, float value);
-    void add(const std::string &name, std::vector<int64_t> shape, float mean, float sigma);
 
     // g is the state before the first of the three layers, and y is g. Precondition: the target's width.
     void repeat_tap();
@@ -56,8 +47,7 @@ class EagleHead {
     void write(const std::filesystem::path &path, const gguf::OutputOptions &options = {}) const;
     gguf::File write_and_open(const std::filesystem::path &path) const;
 
-    std::map<std::string, Values> tensors;  // without d2t
-    std::vector<int64_t> tokens;            // d2t; empty: none
+    std::vector<int64_t> tokens;  // d2t, which is not one of `tensors`; empty: none
     // Numbers and flags of the architecture: "block_count".
     std::map<std::string, uint32_t> numbers;
     std::vector<int32_t> target_layers;
@@ -65,7 +55,6 @@ class EagleHead {
   private:
     const gguf::File *target_;
     HeadShape shape_;
-    Random random_;
 };
 
 }  // namespace runnel::testing

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/assistant_file.h"
+#include "tests/support/dflash_file.h"
 #include "tests/support/eagle_head.h"
 #include "tests/support/model_families.h"
 #include "tests/support/model_maker.h"
@@ -34,6 +36,40 @@ void make_head(const HeadFlags &flags, const runnel::testing::ModelShape &shape,
                                                    .type = shape.type,
                                                    .seed = shape.seed});
     head.write(out, {.overwrite = overwrite});
+}
+
+// A Gemma 4 assistant for a model, likewise.
+void make_assistant(const std::string &file, const runnel::testing::ModelShape &shape, const CLI::App &app,
+                    const std::string &out, bool overwrite) {
+    const auto given = [&](const char *option, int64_t value, int64_t absent) {
+        return app.count(option) > 0 ? value : absent;
+    };
+    const auto target = runnel::gguf::File::open(file);
+    const runnel::testing::AssistantFile assistant(target, {.width = given("--width", shape.width, 256),
+                                                            .ff = given("--ff", shape.ff, 2048),
+                                                            .layers = given("--layers", shape.layers, 4),
+                                                            .heads = given("--heads", shape.heads, 0),
+                                                            .type = shape.type,
+                                                            .seed = shape.seed});
+    assistant.write(out, {.overwrite = overwrite});
+}
+
+// A DFlash drafter for a model, likewise.
+void make_dflash(const std::string &file, const runnel::testing::ModelShape &shape, uint32_t block,
+                 const CLI::App &app, const std::string &out, bool overwrite) {
+    const auto given = [&](const char *option, int64_t value, int64_t absent) {
+        return app.count(option) > 0 ? value : absent;
+    };
+    const auto target = runnel::gguf::File::open(file);
+    const runnel::testing::DFlashFile drafter(target, {.ff = given("--ff", shape.ff, 0),
+                                                       .layers = given("--layers", shape.layers, 4),
+                                                       .heads = shape.heads,
+                                                       .kv_heads = shape.kv_heads,
+                                                       .head_dim = shape.head_dim,
+                                                       .block = block,
+                                                       .type = shape.type,
+                                                       .seed = shape.seed});
+    drafter.write(out, {.overwrite = overwrite});
 }
 
 }  // namespace
@@ -71,6 +107,12 @@ int main(int argc, char **argv) {
     app.add_flag("--draft-block", shape.draft_block, "a next-token-prediction block behind the layers");
     HeadFlags head;
     app.add_option("--eagle3-for", head.target, "write an EAGLE-3 head for this model instead of a model");
+    std::string assistant_for;
+    app.add_option("--assistant-for", assistant_for, "write a Gemma 4 assistant for this model");
+    std::string dflash_for;
+    uint32_t block = 16;
+    app.add_option("--dflash-for", dflash_for, "write a DFlash drafter for this model");
+    app.add_option("--block", block, "tokens that the drafter guesses at once");
     app.add_option("--draft-vocab", head.rows, "tokens that the head can draft; 0: all");
     app.add_flag("--norm-before-fc", head.norm_before_fc);
     app.add_flag("--norm-before-residual", head.norm_before_residual);
@@ -97,6 +139,10 @@ int main(int argc, char **argv) {
     try {
         if (!head.target.empty())
             make_head(head, shape, app, out, overwrite);
+        else if (!assistant_for.empty())
+            make_assistant(assistant_for, shape, app, out, overwrite);
+        else if (!dflash_for.empty())
+            make_dflash(dflash_for, shape, block, app, out, overwrite);
         else
             runnel::testing::make_model(shape, out, {.overwrite = overwrite});
     } catch (const std::exception &error) {

@@ -177,7 +177,8 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
     table.in_group(Group::Drafts);
     table
         .text("-md,--draft-model,--model-draft,--spec-draft-model", o.model,
-              "a small model, or an EAGLE-3 head, that drafts tokens; the text stays the same")
+              "a small model or a draft head (EAGLE-3, DFlash, Gemma 4 assistant) that drafts tokens; the "
+              "text stays the same")
         .takes("MODEL");
     table.flag("--lookup", o.lookup, "draft from the text so far: for edits, quotes, repetitions");
     table
@@ -214,17 +215,19 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
         .rare();
     table
         .add("--spec-type", "KIND",
-             "llama.cpp's names for drafts: ngram-simple is --lookup, draft and draft-eagle3 are -md, "
-             "draft-mtp is --mtp",
+             "llama.cpp's names for drafts: ngram-simple is --lookup; draft, draft-eagle3 and "
+             "draft-dflash are -md; draft-mtp is --mtp",
              [&o](const std::string &text) {
                  if (text.starts_with("ngram-"))
                      o.lookup = true;
                  else if (text == "draft-mtp")
                      o.mtp = decode::Mtp::On;
                  else if (text == "draft-eagle3")
-                     o.needs_eagle3 = true;
+                     o.needs_head = model::HeadKind::Eagle3;
+                 else if (text == "draft-dflash")
+                     o.needs_head = model::HeadKind::DFlash;
                  else if (text != "none" && text != "draft" && text != "draft-simple")
-                     throw ValueError("none, draft, draft-eagle3, draft-mtp or ngram-simple");
+                     throw ValueError("none, draft, draft-eagle3, draft-dflash, draft-mtp or ngram-simple");
              })
         .rare();
     add_device_option(table, "--draft-device,-devd,--device-draft,--spec-draft-device", o.device,

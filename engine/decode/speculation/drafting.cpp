@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include "engine/decode/error.h"
+#include "engine/decode/speculation/assistant_draft.h"
+#include "engine/decode/speculation/dflash_draft.h"
+#include "engine/decode/speculation/draft_block.h"
 #include "engine/decode/speculation/lookup_draft.h"
 #include "engine/decode/speculation/model_draft.h"
 #include "engine/decode/speculation/translated_draft.h"
@@ -10,13 +13,25 @@
 
 namespace runnel::decode {
 
+std::unique_ptr<StateDrafter> state_drafter(Engine &target, int32_t sequences) {
+    const model::DraftHead *head = target.head();
+    if (head && head->kind == model::HeadKind::Assistant)
+        return std::make_unique<AssistantDraft>(target.another_backend(), *head, target.executor(),
+                                                target.hidden_states(), sequences);
+    if (head && head->kind == model::HeadKind::DFlash)
+        return std::make_unique<DFlashDraft>([&] { return target.another_backend(); }, *head,
+                                             target.executor(), target.hidden_states(), sequences);
+    return std::make_unique<DraftBlock>([&] { return target.another_backend(); }, target.draft_blocks(),
+                                        target.executor(), target.hidden_states(), sequences, head);
+}
+
 Drafting::Drafting(const DraftingOptions &options, Engine &target, int32_t sequences) : options_(options) {
     if (options_.model && options_.self_layers > 0)
         throw DecodeError(DecodeError::Kind::BadInput,
                           "a draft model and the model's own first layers cannot both draft: choose one");
     if (options_.model) load_model(target, sequences);
     if (options_.self_layers > 0) cut_model(target, sequences);
-    if ((options_.mtp != Mtp::Off || options_.eagle3) && !target.draft_blocks().empty())
+    if ((options_.mtp != Mtp::Off || options_.head) && !target.draft_blocks().empty())
         load_block(target, sequences);
 }
 
@@ -39,12 +54,9 @@ void Drafting::cut_model(Engine &target, int32_t sequences) {
 
 void Drafting::load_block(Engine &target, int32_t sequences) {
     try {
-        block_ =
-            std::make_unique<DraftBlock>([&] { return target.another_backend(); }, target.draft_blocks(),
-                                         target.executor(), target.hidden_states(), sequences, target.head());
+        block_ = state_drafter(target, sequences);
     } catch (const kernels::BackendError &error) {
-        if (options_.mtp == Mtp::On || options_.eagle3 ||
-            error.kind == kernels::BackendError::Kind::Cancelled)
+        if (options_.mtp == Mtp::On || options_.head || error.kind == kernels::BackendError::Kind::Cancelled)
             throw;
         notes_.push_back(std::string("the next-token-prediction block does not draft: ") + error.what());
     }
@@ -58,7 +70,7 @@ std::unique_ptr<Speculator> Drafting::speculator() {
         sources.push_back(
             translated(std::make_unique<ModelDraft>(draft_->executor(), "model", rejection), *vocabulary_));
     if (first_layers_) sources.push_back(std::make_unique<ModelDraft>(*first_layers_, "self", rejection));
-    if (block_) sources.push_back(std::make_unique<BlockDraft>(*block_, rejection));
+    if (block_) sources.push_back(std::make_unique<StateDraft>(*block_, rejection));
     return std::make_unique<Speculator>(std::move(sources), options_.how, costs_);
 }
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "engine/decode/engine.h"
-#include "engine/decode/speculation/block_draft.h"
 #include "engine/decode/speculation/draft_vocabulary.h"
 #include "engine/decode/speculation/speculator.h"
+#include "engine/decode/speculation/state_draft.h"
 
 namespace runnel::decode {
 
@@ -25,12 +25,16 @@ struct DraftingOptions {
     std::optional<EngineOptions> model = {};  // of a draft model; context and sequences follow the target's
     int32_t self_layers = 0;                  // this many first layers of the target draft; 0: none
     Mtp mtp = Mtp::Off;                       // the target's draft block drafts, if its engine has one
-    bool eagle3 = false;                      // the target's head drafts (EngineOptions::eagle3)
+    bool head = false;                        // the target's head drafts (EngineOptions::head)
     bool lookup = false;                      // draft from the text so far, before any model drafts
     SpeculationOptions how = {};
 
-    bool any() const { return model || self_layers > 0 || lookup || eagle3 || mtp != Mtp::Off; }
+    bool any() const { return model || self_layers > 0 || lookup || head || mtp != Mtp::Off; }
 };
+
+// What the engine's draft blocks or its head need to draft for `sequences` sequences at a time. `target` must outlive it.
+// Throws BackendError. Precondition: the engine has draft_blocks().
+std::unique_ptr<StateDrafter> state_drafter(Engine &target, int32_t sequences);
 
 class Drafting {
   public:
@@ -56,7 +60,7 @@ class Drafting {
     std::unique_ptr<Engine> draft_;
     std::optional<DraftVocabulary> vocabulary_;  // of the draft model
     std::unique_ptr<Executor> first_layers_;
-    std::unique_ptr<DraftBlock> block_;
+    std::unique_ptr<StateDrafter> block_;
     std::vector<std::string> notes_;
 };
 

@@ -11,11 +11,13 @@
 //     the end of the layer;
 //   - 26B-A4B: experts next to the dense network; their router reads the stream itself.
 // (transformers' Gemma4TextModel; tensors as llama.cpp's converter names them.)
-#include <algorithm>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
+#include "engine/model/gemma4_layers.h"
 #include "engine/model/layer_embedding.h"
 #include "engine/model/shared_keys.h"
 
@@ -25,87 +27,15 @@ using namespace kernels;
 
 namespace {
 
-constexpr int64_t kMaxHeadSize = 1024, kMaxHeads = 4096, kMaxWidth = 1 << 20;
-
-// The per-layer sizes given by the file's keys.
-class Layers {
-    template <typename T>
-    static typename std::vector<T>::const_reference at(const std::vector<T> &values, int32_t layer) {
-        return values[static_cast<size_t>(layer)];
-    }
-
-  public:
-    explicit Layers(Builder &b);
-
-    const AttentionKind &kind(int32_t layer) const { return at(full_, layer) ? whole_ : windowed_; }
-    int32_t kv_heads(int32_t layer) const { return static_cast<int32_t>(at(kv_heads_, layer)); }
-    int64_t hidden(int32_t layer) const { return at(hidden_, layer); }
-    // By layer: the one whose keys and values it reads.
-    const std::vector<int32_t> &owners() const { return owners_; }
-
-  private:
-    void read_kinds(Builder &b);
-    void check_owners(const Builder &b) const;
-
-    AttentionKind whole_, windowed_;
-    std::vector<bool> full_;
-    std::vector<int64_t> kv_heads_, hidden_;
-    std::vector<int32_t> owners_;
-};
-
-Layers::Layers(Builder &b) : full_(full_layers(b, 6)), owners_(key_owners(b, full_, 0)) {
-    const Metadata &m = b.metadata();
-    const HyperParameters &h = b.hyper();
-    const int64_t count = int64_t{h.block_count} + h.draft_layers;
-    const auto per_layer = [&](const char *key, int64_t high, int64_t absent) {
-        return m.integers(key, count, 1, high)
-            .value_or(std::vector<int64_t>(static_cast<size_t>(count), absent));
-    };
-    kv_heads_ = per_layer("attention.head_count_kv", kMaxHeads, h.head_count);
-    hidden_ = per_layer("feed_forward_length", kMaxWidth, h.feed_forward_length);
-    for (const int64_t heads : kv_heads_)
-        if (h.head_count % heads != 0)
-            m.fail("attention.head_count_kv", "does not divide attention.head_count");
-    read_kinds(b);
-    check_owners(b);
-}
-
-void Layers::read_kinds(Builder &b) {
-    const Metadata &m = b.metadata();
-    const HyperParameters &h = b.hyper();
-    const auto size = [&](const char *key, int64_t high, int64_t absent) {
-        return m.integer(key, 1, high).value_or(absent);
-    };
-    const int64_t key = size("attention.key_length_swa", kMaxHeadSize, h.key_length);
-    if (h.value_length != h.key_length) m.fail("attention.value_length", "differs from attention.key_length");
-    if (size("attention.value_length_swa", kMaxHeadSize, key) != key)
-        m.fail("attention.value_length_swa", "differs from attention.key_length_swa");
-    const int64_t rotated = size("rope.dimension_count_swa", key, key);
-    if (rotated % 2 != 0) m.fail("rope.dimension_count_swa", "must be even");
-    // Without the divisors, all pairs of full layers would turn, which the model does not expect.
-    if (std::find(full_.begin(), full_.end(), true) != full_.end())
-        b.values("rope_freqs.weight", {1, "a vector"}, {h.rope_dimensions / 2, "rope.dimension_count / 2"});
-    whole_ = {.head = {h.key_length, "attention.key_length"},
-              .q_keys = "attention.head_count * key_length",
-              .kv_keys = "attention.head_count_kv * key_length",
-              .window = 0,
-              .rope = b.rope(RopeTable::Pairs::Halves),
-              .values_may_be_keys = true};
-    windowed_ = {
-        .head = {key, "attention.key_length_swa"},
-        .q_keys = "attention.head_count * key_length_swa",
-        .kv_keys = "attention.head_count_kv * key_length_swa",
-        .window = static_cast<int32_t>(m.required_integer("attention.sliding_window", 1, INT32_MAX)),
-        .rope = b.unscaled_rope(RopeTable::Pairs::Halves, m.real("rope.freq_base_swa").value_or(10000),
-                                static_cast<int32_t>(rotated))};
-}
-
-void Layers::check_owners(const Builder &b) const {
+// By layer: the one whose keys and values it reads.
+std::vector<int32_t> owners(const Builder &b, const Gemma4Layers &layers) {
+    std::vector<int32_t> all = key_owners(b, layers.full(), 0);
     for (int32_t i = 0; i < b.hyper().block_count; ++i)
-        if (kv_heads(at(owners_, i)) != kv_heads(i))
+        if (const int32_t owner = all[static_cast<size_t>(i)]; layers.kv_heads(owner) != layers.kv_heads(i))
             b.metadata().fail("attention.head_count_kv", "differs between layer " + std::to_string(i) +
-                                                             " and layer " + std::to_string(at(owners_, i)) +
+                                                             " and layer " + std::to_string(owner) +
                                                              ", whose keys it reads");
+    return all;
 }
 
 class Gemma4 {
@@ -113,8 +43,8 @@ class Gemma4 {
     explicit Gemma4(Builder &builder)
         : b_(builder),
           h_(builder.hyper()),
-          layers_(builder),
-          attention_(builder, layers_.owners()),
+          layers_(builder, 6),
+          attention_(builder, owners(builder, layers_)),
           own_embedding_(builder),
           width_{h_.embedding_length, "embedding_length"} {}
     Gemma4(const Gemma4 &) = delete;  // the traits' functions hold its address
@@ -149,7 +79,7 @@ class Gemma4 {
 
     Builder &b_;
     const HyperParameters &h_;
-    Layers layers_;
+    Gemma4Layers layers_;
     SharedKeyAttention attention_;
     LayerEmbedding own_embedding_;
     Size width_;

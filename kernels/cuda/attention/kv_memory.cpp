@@ -1,5 +1,6 @@
 #include "kernels/cuda/attention/kv_memory.h"
 
+#include <cassert>
 #include <utility>
 
 namespace runnel::kernels::cuda {
@@ -10,7 +11,7 @@ constexpr size_t kAlignment = 256;
 }  // namespace
 
 size_t KvMemory::bytes(const Program &program, const CacheConfig &config) {
-    return KvMemory::layout(program, config).bytes;
+    return config.pools ? 0 : KvMemory::layout(program, config).bytes;
 }
 
 KvMemory::Layout KvMemory::layout(const Program &program, const CacheConfig &config) {
@@ -32,13 +33,21 @@ KvMemory::Layout KvMemory::layout(const Program &program, const CacheConfig &con
 
 KvMemory::KvMemory(const Program &program, const CacheConfig &config) : k_type_(config.k), v_type_(config.v) {
     Layout all = layout(program, config);
-    if (all.bytes > 0) memory_ = DeviceMemory(all.bytes, "the cache");
     layers_ = std::move(all.layers);
+    if (config.pools) {
+        pools_ = std::dynamic_pointer_cast<const DevicePools>(config.pools);
+        assert(pools_ && pools_->memory.size() == all.bytes);
+        return;
+    }
+    if (all.bytes == 0) return;
+    auto pools = std::make_shared<DevicePools>();
+    pools->memory = DeviceMemory(all.bytes, "the cache");
+    pools_ = std::move(pools);
     for (const Layer &layer : layers_) {
         const auto blocks = static_cast<size_t>(config.blocks[static_cast<size_t>(layer.group)]);
         for (const auto &[pages, name] : {std::pair(layer.k, "the K cache"), {layer.v, "the V cache"}})
             if (blocks * pages.bytes > 0)
-                name_region(memory_.data() + pages.at, blocks * pages.bytes, name, Region::Data);
+                name_region(memory() + pages.at, blocks * pages.bytes, name, Region::Data);
     }
 }
 
@@ -48,13 +57,13 @@ void KvMemory::visit(int32_t group, BlockId block, F f) const {
     for (const Layer &layer : layers_) {
         if (layer.group != group) continue;
         for (const Pages &pages : {layer.k, layer.v})
-            if (pages.bytes > 0) f(memory_.data() + pages.at + at * pages.bytes, pages.bytes);
+            if (pages.bytes > 0) f(memory() + pages.at + at * pages.bytes, pages.bytes);
     }
 }
 
 void KvMemory::copy(Stream &stream, int32_t group, std::span<const BlockCopy> copies) const {
     const auto copy_pages = [&](const Pages &pages, BlockCopy blocks) {
-        std::byte *const first = memory_.data() + pages.at;
+        std::byte *const first = memory() + pages.at;
         if (pages.bytes > 0)
             stream.copy_on_device(first + static_cast<size_t>(blocks.to) * pages.bytes,
                                   first + static_cast<size_t>(blocks.from) * pages.bytes, pages.bytes);

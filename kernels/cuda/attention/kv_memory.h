@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,18 +12,24 @@
 
 namespace runnel::kernels::cuda {
 
+struct DevicePools final : CachePools {
+    DeviceMemory memory;
+};
+
 class KvMemory {
   public:
     KvMemory() = default;
     KvMemory(const Program &program, const CacheConfig &config);
+
+    const std::shared_ptr<const DevicePools> &pools() const { return pools_; }
 
     // Bytes that the constructor will allocate.
     static size_t bytes(const Program &program, const CacheConfig &config);
 
     CacheType k_type() const { return k_type_; }
     CacheType v_type() const { return v_type_; }
-    std::byte *k(int32_t layer) const { return memory_.data() + layers_[static_cast<size_t>(layer)].k.at; }
-    std::byte *v(int32_t layer) const { return memory_.data() + layers_[static_cast<size_t>(layer)].v.at; }
+    std::byte *k(int32_t layer) const { return memory() + layers_[static_cast<size_t>(layer)].k.at; }
+    std::byte *v(int32_t layer) const { return memory() + layers_[static_cast<size_t>(layer)].v.at; }
 
     // As in Backend. copy() is asynchronous; the others return when they are done.
     void copy(Stream &stream, int32_t group, std::span<const BlockCopy> copies) const;
@@ -31,7 +38,7 @@ class KvMemory {
 
   private:
     struct Pages {
-        size_t at, bytes;  // offset in memory_ of the first block; bytes per block
+        size_t at, bytes;  // offset in memory() of the first block; bytes per block
     };
     struct Layer {
         int32_t group;
@@ -42,12 +49,13 @@ class KvMemory {
         size_t bytes = 0;
     };
     static Layout layout(const Program &program, const CacheConfig &config);
+    std::byte *memory() const { return pools_ ? pools_->memory.data() : nullptr; }
     // Calls f(pages, bytes) for every page of a block of the group.
     template <typename F>
     void visit(int32_t group, BlockId block, F f) const;
 
     CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
-    DeviceMemory memory_;
+    std::shared_ptr<const DevicePools> pools_;  // null: no layer has any
     std::vector<Layer> layers_;
 };
 

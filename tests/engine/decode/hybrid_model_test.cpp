@@ -13,6 +13,7 @@
 
 #include "engine/decode/engine.h"
 #include "engine/decode/single_sequence.h"
+#include "engine/decode/speculation/draft_block.h"
 #include "engine/decode/speculation/drafting.h"
 #include "engine/measure/perplexity.h"
 #include "gguf/writer.h"
@@ -257,7 +258,7 @@ TEST_CASE("hybrid demo: the draft block predicts the model's choice as often as 
     REQUIRE(sequence.feed(std::span(text).first(2)));
     int right = 0;
     for (size_t at = 2; at < text.size(); ++at) {
-        BlockDraft source(block, false);
+        StateDraft source(block, false);
         source.follow(&sequence.sequence().cache(), nullptr);
         const Draft draft = source.draft(std::span(text).first(at + 1), 1, 0, sampler);
         REQUIRE(draft.tokens.size() == 1);

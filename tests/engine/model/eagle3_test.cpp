@@ -194,7 +194,7 @@ struct Run {
 
 // The logits and g of ids().
 Run run_target(std::unique_ptr<kernels::Backend> backend, const kernels::Program &program,
-               const model::Eagle3 *head) {
+               const model::DraftHead *head) {
     const auto states = std::make_shared<decode::HiddenStates>(decode::HiddenStates::Pairs::WithNext);
     if (head)
         backend = decode::keep_hidden_states(std::move(backend), states, model::state_of(head->program));
@@ -261,7 +261,7 @@ TEST_CASE("eagle3: the logits and states of a head are those of a double-precisi
         const EagleHead head(target.file, shapes[which]);
         const gguf::File file = head.write_and_open(target.directory / "head.gguf");
         model::Model with = model::build(target.file);
-        const model::Eagle3 made = model::add_eagle3(with, target.file, file);
+        const model::DraftHead made = model::add_eagle3(with, target.file, file);
         CHECK(made.notes.empty());
         CHECK(made.tokens.size() == static_cast<size_t>(head.shape().rows));
         const auto tensor = [&](const std::string &name) {
@@ -319,9 +319,9 @@ TEST_CASE("eagle3: every family hands out the inputs of its layers, and its logi
         const EagleHead head(target.file, how);
         const gguf::File file = head.write_and_open(target.directory / "head.gguf");
         model::Model with = model::build(target.file);
-        std::unique_ptr<const model::Eagle3> made;
+        std::unique_ptr<const model::DraftHead> made;
         const std::string problem = problem_of([&] {
-            made = std::make_unique<const model::Eagle3>(model::add_eagle3(with, target.file, file));
+            made = std::make_unique<const model::DraftHead>(model::add_eagle3(with, target.file, file));
         });
         if (!problem.empty()) {
             CHECK(problem.find("an EAGLE-3 head does not work with this") != std::string::npos);
@@ -358,7 +358,7 @@ TEST_CASE("eagle3: the inputs of last layers that compute nothing are the state 
         how.layers = layers;
         const gguf::File file = EagleHead(target, how).write_and_open(whole.directory / "head.gguf");
         model::Model with = model::build(target);
-        const model::Eagle3 made = model::add_eagle3(with, target, file);
+        const model::DraftHead made = model::add_eagle3(with, target, file);
         return run_target(kernels::cpu::make_cpu_backend(1), with.program, &made).g;
     };
     const std::vector<float> expected = g_of({0, 2, 2});
@@ -378,7 +378,7 @@ TEST_CASE(
         const EagleHead head(target.file, how);
         const gguf::File file = head.write_and_open(target.directory / "head.gguf");
         model::Model with = model::build(target.file);
-        const model::Eagle3 made = model::add_eagle3(with, target.file, file);
+        const model::DraftHead made = model::add_eagle3(with, target.file, file);
         const Run run = run_target(kernels::cuda::make_cuda_backend(0), with.program, &made);
         CHECK(run.logits == run_target(kernels::cuda::make_cuda_backend(0), plain.program, nullptr).logits);
         const std::vector<double> expected = fused(plain, head);
@@ -419,7 +419,7 @@ TEST_CASE("eagle3: a head that does not fit its target is refused with the reaso
     CHECK(holds(problem([](EagleHead &h) {
                     h.target_layers = {1, 2};
                 }),
-                "eagle3.target_layers: expected an array of three layers"));
+                "eagle3.target_layers: expected an array of 3 layers"));
     CHECK(
         holds(problem([](EagleHead &h) { h.numbers["block_count"] = 2; }), "eagle3.block_count: must be 1"));
     CHECK(holds(problem([](EagleHead &h) { h.tokens[7] = 260; }),
@@ -464,12 +464,12 @@ TEST_CASE("eagle3: a head that does not fit its target is refused with the reaso
     const gguf::File file = good.write_and_open(target.directory / "good.gguf");
     CHECK(holds(problem_of([&] { (void)model::add_eagle3(with, other.file, file); }),
                 "tokenizer.ggml.tokens: has 260 tokens, but the target (llama) has 300"));
-    CHECK(holds(problem_of([&] { (void)model::add_eagle3(with, other.file, other.file); }),
-                "not an EAGLE-3 head"));
+    CHECK(
+        holds(problem_of([&] { (void)model::add_head(with, other.file, other.file); }), "not a draft head"));
     CHECK(holds(problem_of([&] { (void)model::build(file); }),
                 "an EAGLE-3 head, which drafts for another model and cannot run alone"));
-    CHECK(model::is_eagle3(file));
-    CHECK_FALSE(model::is_eagle3(other.file));
+    CHECK(model::head_kind(file) == model::HeadKind::Eagle3);
+    CHECK_FALSE(model::head_kind(other.file));
     CHECK(model::eagle3_target(file).draft_rows == 30);
     CHECK(model::eagle3_target(file).width == 32);
 }

@@ -1,5 +1,5 @@
 // Drafts of a file's own draft block, on real backends.
-#include "engine/decode/speculation/block_draft.h"
+#include "engine/decode/speculation/draft_block.h"
 
 #include <doctest/doctest.h>
 
@@ -315,6 +315,6 @@ TEST_CASE("block draft: no draft for a sequence that is not cached, or at the en
     sequence.truncate(10);
     sequence.entry().evict();
     CHECK(rig.draft(sequence, 5, 8).tokens.empty());
-    BlockDraft alone(rig.block, false);
+    StateDraft alone(rig.block, false);
     CHECK(alone.draft(text_of(4, 1), 8, 0, rig.sampler).tokens.empty());
 }

@@ -13,7 +13,7 @@
 
 #include "engine/decode/hidden_states.h"
 #include "engine/decode/single_sequence.h"
-#include "engine/decode/speculation/block_draft.h"
+#include "engine/decode/speculation/draft_block.h"
 #include "engine/decode/speculation/speculator.h"
 #include "engine/model/draft_block.h"
 #include "engine/model/eagle3.h"
@@ -77,7 +77,7 @@ struct Rig {
 
     std::shared_ptr<HiddenStates> states = std::make_shared<HiddenStates>(HiddenStates::Pairs::WithNext);
     model::Model model;
-    model::Eagle3 head;
+    model::DraftHead head;
     Executor executor;
     DraftBlock block;
     Sampler sampler;
