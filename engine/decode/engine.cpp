@@ -9,6 +9,7 @@
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
 #include "engine/decode/gpu_selection.h"
+#include "engine/decode/scheduled_sequence.h"
 #include "engine/decode/tensor_plan.h"
 #include "engine/model/draft_block.h"
 #include "engine/model/first_layers.h"
@@ -34,9 +35,6 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
         return std::async(std::launch::deferred, load);
     }
 }
-
-// As StateDrafter::kMostTogether.
-constexpr int32_t kMostDraftedTogether = 32;
 
 // GPU memory for `program` next to a model with a cache of `shape`. `own`: the program's longest context.
 size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, CacheShape shape,

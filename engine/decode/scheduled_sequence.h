@@ -15,6 +15,8 @@ namespace runnel::decode {
 // Most drafts after one token in a pass. A token with its drafts is a continuation, which a prompt never
 // delays.
 inline constexpr int32_t kMostDrafts = 31;
+// The most sequences whose drafts are made in common passes.
+inline constexpr int32_t kMostDraftedTogether = 32;
 
 // An alternative to the end of a sequence's drafts, computed in the same pass on a fork of the cache.
 struct DraftBranch {

@@ -98,8 +98,8 @@ void Assistant::input(Slot before) {
                  .scale = static_cast<float>(std::sqrt(double(width)))});
     b_.add(Copy{.in = token, .out = both, .from = {}, .to = {}, .width = width});
     b_.add(Copy{.in = before, .out = both, .from = {}, .to = {.first = width}, .width = width});
-    const WeightId projection = b_.matrix("nextn.pre_projection.weight", width_,
-                                          {2 * width, "2 * embedding_length_out"});
+    const WeightId projection =
+        b_.matrix("nextn.pre_projection.weight", width_, {2 * width, "2 * embedding_length_out"});
     b_.add(Linear{both, {{projection, kNoWeight, x_, kNoSlot}}});
 }
 
@@ -139,7 +139,10 @@ void Assistant::emit() {
         b_.matrix("nextn.post_projection.weight", target_width_, {h_.embedding_length, "embedding_length"});
     b_.add(Linear{normed, {{back, kNoWeight, after, kNoSlot}}});
     const Size tokens{target.vocab, "the target's tokens"};
-    b_.add(Logits{.in = normed, .weight = b_.matrix("token_embd.weight", tokens, width_)});
+    const auto cap = b_.metadata().real("final_logit_softcapping", 0).value_or(0);
+    b_.add(Logits{.in = normed,
+                  .weight = b_.matrix("token_embd.weight", tokens, width_),
+                  .softcap = static_cast<float>(cap)});
     b_.program().parts = {{.end = b_.program().steps.size(), .in = {before}, .out = {after}}};
     for (const char *unused : {"masked_embd_centroids.weight", "masked_embd_ordering"}) b_.ignore(unused);
 }
@@ -155,7 +158,9 @@ DraftHead make_assistant(const Model &target, const gguf::File &target_file, con
     const Metadata metadata(head);
     HyperParameters hyper = read_hyper_parameters(head, metadata);
     metadata.integer("nextn_predict_layers", 0, hyper.block_count);
+    // Converters write these for all of Gemma 4; here all layers share, and tensors show that there is no such embedding.
     metadata.integer("attention.shared_kv_layers", 0, hyper.block_count);
+    metadata.find("embedding_length_per_layer_input");
     if (target.hyper.architecture != kTarget)
         throw ModelError(name_of(head) +
                          ": a Gemma 4 assistant drafts for models of the architecture gemma4; "

@@ -5,7 +5,8 @@
 // For a token t at position p that the target has not computed yet, with h the state of the token before:
 //   x = Wpre [sqrt(E) e(t); h]      e: the target's embedding; E: the target's width
 //   y = the layers of gemma4.cpp with x, reading the target's cells of the positions before p
-//   logits = W N y                  W: the assistant's own token_embd; they predict the token at p + 1
+//   logits = W N y                  W: the assistant's own token_embd; they predict the token at p + 1. (With
+//                                   final_logit_softcapping, they are capped; llama.cpp leaves that out.)
 //   h' = Wpost N y
 // h is the target's state after its output norm. The next drafted token is computed with h' in place of h, but at the same
 // position p and with the same cells. (Hugging Face's Gemma4AssistantForCausalLM; tensors as llama.cpp's converter names

@@ -16,6 +16,7 @@
 #include "kernels/cpu/phase_clock.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/cpu/row_runner.h"
 #include "kernels/cpu/scan_runner.h"
 #include "kernels/cpu/system_memory.h"
 #include "kernels/cpu/vector.h"
@@ -130,9 +131,15 @@ class CpuBackend final : public Backend {
         indexer_.run(phase.step, *batch_, worker.thread);
     }
     void run(const HeadsPhase &phase, Worker &worker) noexcept;
-    void run(const CopyPhase &phase, Worker &worker) noexcept;
-    void run(const MixPhase &phase, Worker &worker) noexcept;
-    void run(const LerpPhase &phase, Worker &worker) noexcept;
+    void run(const CopyPhase &phase, Worker &worker) noexcept {
+        rows_.run(phase.step, worker.rows, worker.thread);
+    }
+    void run(const MixPhase &phase, Worker &worker) noexcept {
+        rows_.run(phase.step, worker.rows, worker.thread);
+    }
+    void run(const LerpPhase &phase, Worker &worker) noexcept {
+        rows_.run(phase.step, worker.rows, worker.thread);
+    }
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
     void run(const ScanPhase &phase, Worker &worker) noexcept {
         std::visit([&](const auto &step) { scans_.run(step, *batch_, worker.thread); }, phase.step);
@@ -143,12 +150,6 @@ class CpuBackend final : public Backend {
     void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                  int64_t col1) noexcept;
     void add_position(const Weight &table, size_t t, int thread, float *out) noexcept;
-    // The slices of a token's rows of these slots.
-    struct MixSlices {
-        std::array<float *, Mix::kMostSlices> first;
-        int64_t count = 0;
-    };
-    MixSlices mix_slices(const std::vector<Slot> &slots, int64_t width, int32_t token) const noexcept;
     void normalize(const Norm &norm, int32_t token) noexcept;
     void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
                   const Weight *after) noexcept;
@@ -183,6 +184,7 @@ class CpuBackend final : public Backend {
     IndexerRunner indexer_;
     ExpertRunner experts_;
     ScanRunner scans_;
+    RowRunner rows_;
 
     // The current batch.
     const Batch *batch_ = nullptr;
@@ -256,6 +258,7 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
                          .pool = pool_.get(),
                          .states = &states_,
                          .slots = slots_});
+    rows_ = RowRunner({.program = &program_, .kernels = isa_.vector, .pool = pool_.get(), .slots = slots_});
 }
 
 void CpuBackend::reserve_activations() {
@@ -566,70 +569,6 @@ void CpuBackend::run(const HeadsPhase &phase, Worker &worker) noexcept {
         }
     };
     pool_->for_ranges_ahead(worker.thread, w.count, heads);
-}
-
-void CpuBackend::run(const CopyPhase &phase, Worker &worker) noexcept {
-    const Copy &step = phase.step;
-    pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
-        for (int64_t t = t0; t < t1; ++t)
-            for (int32_t i = 0; i < step.count; ++i)
-                std::copy_n(row(step.in, static_cast<int32_t>(t)) + step.from.first + i * step.from.stride,
-                            step.width,
-                            row(step.out, static_cast<int32_t>(t)) + step.to.first + i * step.to.stride);
-    });
-}
-
-CpuBackend::MixSlices CpuBackend::mix_slices(const std::vector<Slot> &slots, int64_t slice,
-                                             int32_t token) const noexcept {
-    MixSlices all;
-    for (const Slot slot : slots)
-        for (int64_t at = 0; at < width(slot); at += slice) {
-            assert(all.count < Mix::kMostSlices);
-            all.first[static_cast<size_t>(all.count++)] = row(slot, token) + at;
-        }
-    return all;
-}
-
-// A unit is a slice of the output of one token. The products are added in the order of the inputs.
-void CpuBackend::run(const MixPhase &phase, Worker &worker) noexcept {
-    const Mix &step = phase.step;
-    const int64_t outputs = mix_slices(step.out, step.width, 0).count;
-    pool_->for_ranges(worker.thread, worker.rows * outputs, [&](int64_t first, int64_t last) {
-        for (int64_t unit = first; unit < last; ++unit) {
-            const auto token = static_cast<int32_t>(unit / outputs);
-            const MixSlices in = mix_slices(step.in, step.width, token);
-            const int64_t j = unit % outputs;
-            float *out = mix_slices(step.out, step.width, token).first[static_cast<size_t>(j)];
-            const float *weights =
-                step.coefficients == kNoSlot ? nullptr : row(step.coefficients, token) + j * in.count;
-            isa_.vector->scale(weights ? weights[0] : 1, in.first[0], step.width, out);
-            for (int64_t i = 1; i < in.count; ++i)
-                isa_.vector->add_scaled(weights ? weights[i] : 1, in.first[static_cast<size_t>(i)],
-                                        step.width, out);
-            if (step.scale != 1) isa_.vector->scale(step.scale, out, step.width, out);
-        }
-    });
-}
-
-// A unit is a block of columns of one token.
-void CpuBackend::run(const LerpPhase &phase, Worker &worker) noexcept {
-    const Lerp &step = phase.step;
-    const int64_t cols = width(step.in()), blocks = (cols + kPrepareBlock - 1) / kPrepareBlock;
-    const float *weight = vector_of(step.weight);
-    pool_->for_ranges(worker.thread, worker.rows * blocks, [&](int64_t first, int64_t last) {
-        for (int64_t unit = first; unit < last; ++unit) {
-            const auto token = static_cast<int32_t>(unit / blocks);
-            const int64_t at = unit % blocks * kPrepareBlock, count = std::min(kPrepareBlock, cols - at);
-            const auto block = [&](Slot slot) { return slot == kNoSlot ? nullptr : row(slot, token) + at; };
-            const float *of_token = block(step.coefficients), *of_all = weight ? weight + at : nullptr;
-            for (const Slot out : step.out) {
-                isa_.vector->lerp(block(step.from), block(step.to), of_all ? of_all : of_token,
-                                  of_all ? of_token : nullptr, count, block(out));
-                if (of_all) of_all += cols;
-                if (of_token) of_token += cols;
-            }
-        }
-    });
 }
 
 void CpuBackend::run(const ExpertsPhase &phase, Worker &worker) noexcept {

@@ -70,6 +70,8 @@ void AssistantFile::write(const std::filesystem::path &path, const gguf::OutputO
     writer.add(arch + ".attention.layer_norm_rms_epsilon", 1e-6f);
     writer.add(arch + ".rope.freq_base", 1e6f);
     writer.add(arch + ".rope.freq_base_swa", 1e4f);
+    writer.add(arch + ".embedding_length_per_layer_input", uint32_t{16});  // left by the converter
+    if (shape_.softcap > 0) writer.add(arch + ".final_logit_softcapping", shape_.softcap);
     gguf::Array pattern(gguf::ValueType::Bool), heads(gguf::ValueType::I32), widths(gguf::ValueType::I32);
     for (size_t i = 0; i < windowed.size(); ++i)
         pattern.push(windowed[i]), heads.push(kv_heads[i]), widths.push(hidden[i]);

@@ -18,6 +18,7 @@ struct AssistantShape {
     int64_t layers = 4;      // the last one is full, the others have a window
     bool wide_full = false;  // the full layer's feed-forward network is twice as wide
     int64_t heads = 0;       // 0: as many as the target has K/V heads, times 2
+    float softcap = 0;       // of the logits; 0: none
     std::string type = "F32";
     uint64_t seed = 1;
 };

@@ -15,7 +15,7 @@ AssistantDraft::AssistantDraft(std::unique_ptr<kernels::Backend> backend, const 
       after_(head.program.parts.front().out.front()),
       states_(std::move(states)),
       context_(target.context()),
-      sequences_(std::clamp(sequences, 1, kMostTogether)),
+      sequences_(std::clamp(sequences, 1, kMostDraftedTogether)),
       vocab_(target.vocab()) {
     const kernels::CacheConfig cache = target.shared_cache();
     if (!cache.pools)

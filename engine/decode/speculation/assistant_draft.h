@@ -21,7 +21,7 @@ namespace runnel::decode {
 class AssistantDraft final : public StateDrafter {
   public:
     // backend: one on the device of `target`, whose hidden states are in `states`. Drafts for `sequences` sequences share
-    // passes, at most kMostTogether of them. `target` must outlive this object. Throws BackendError, also if the target's
+    // passes, at most kMostDraftedTogether of them. `target` must outlive this object. Throws BackendError, also if the target's
     // cache is not that of a single device.
     AssistantDraft(std::unique_ptr<kernels::Backend> backend, const model::DraftHead &head,
                    const Executor &target, std::shared_ptr<const HiddenStates> states, int32_t sequences = 1);

@@ -16,7 +16,7 @@ DFlashDraft::DFlashDraft(const MakeBackend &make_backend, const model::DraftHead
       mask_(head.mask),
       both_ways_(head.both_ways),
       context_(target.context()),
-      sequences_(std::clamp(sequences, 1, kMostTogether)),
+      sequences_(std::clamp(sequences, 1, kMostDraftedTogether)),
       vocab_(target.vocab()),
       rows_of_output_(static_cast<int32_t>(head.block.vocab)),
       cells_(std::move(states), target.batch_size(), sequences_) {

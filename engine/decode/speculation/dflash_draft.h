@@ -22,7 +22,7 @@ class DFlashDraft final : public StateDrafter {
   public:
     using MakeBackend = std::function<std::unique_ptr<kernels::Backend>()>;
     // `states`: those of `target`, with HiddenStates::Pairs::Alone. make_backend: called twice; both on one device. Drafts
-    // for `sequences` sequences share passes, at most kMostTogether of them. Throws BackendError.
+    // for `sequences` sequences share passes, at most kMostDraftedTogether of them. Throws BackendError.
     DFlashDraft(const MakeBackend &make_backend, const model::DraftHead &head, const Executor &target,
                 std::shared_ptr<HiddenStates> states, int32_t sequences = 1);
 

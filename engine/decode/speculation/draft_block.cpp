@@ -14,7 +14,7 @@ DraftBlock::DraftBlock(const MakeBackend &make_backend, std::span<const kernels:
     : states_(std::move(states)),
       by_token_(head ? head->tokens : std::vector<TokenId>(), target.vocab()),
       context_(target.context()),
-      sequences_(std::clamp(sequences, 1, kMostTogether)),
+      sequences_(std::clamp(sequences, 1, kMostDraftedTogether)),
       vocab_(target.vocab()),
       rows_of_output_(static_cast<int32_t>(programs.front().vocab)),
       batch_(std::max(target.batch_size(), sequences_ * static_cast<int32_t>(programs.size()))),

@@ -25,7 +25,7 @@ class DraftBlock final : public StateDrafter {
   public:
     using MakeBackend = std::function<std::unique_ptr<kernels::Backend>()>;
     // `states`: those of `target`, whose program the blocks belong to. Drafts for `sequences` sequences share
-    // passes, at most kMostTogether of them. head: the one that `programs` is of; null: they are draft blocks. Throws
+    // passes, at most kMostDraftedTogether of them. head: the one that `programs` is of; null: they are draft blocks. Throws
     // BackendError. Precondition: the states are HiddenStates::WithNext if there is a head.
     DraftBlock(const MakeBackend &make_backend, std::span<const kernels::Program> programs,
                const Executor &target, std::shared_ptr<HiddenStates> states, int32_t sequences = 1,

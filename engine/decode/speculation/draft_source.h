@@ -80,7 +80,7 @@ class DraftSource {
     }
     virtual Draft finish() { return std::move(ready_); }
 
-    virtual std::string_view name() const = 0;  // "model", "lookup", "self", "mtp", "eagle3"
+    virtual std::string_view name() const = 0;  // "model", "lookup", "self", "mtp", "eagle3" ...
 
   private:
     Draft ready_;

@@ -24,8 +24,6 @@ using text::TokenId;
 // Layers on a device that predict tokens for all sequences of a model, from its hidden states.
 class StateDrafter {
   public:
-    static constexpr int32_t kMostTogether = 32;  // the limit of sequences()
-
     virtual ~StateDrafter() = default;
 
     // The indices of caches that can share passes, the first one among them, in ascending order.
@@ -46,7 +44,7 @@ class StateDrafter {
     virtual std::span<const float> step(std::span<const Next> next) = 0;
     virtual int32_t most_steps() const { return kMostDrafts + 1; }
 
-    virtual int32_t sequences() const = 0;      // that can share a pass
+    virtual int32_t sequences() const = 0;      // that can share a pass, at most kMostDraftedTogether
     virtual int32_t context() const = 0;        // of the model
     virtual int32_t vocab() const = 0;          // of the model
     virtual bool needs_state() const = 0;       // there is no draft before the model has computed a token

@@ -128,6 +128,21 @@ TEST_CASE("assistant draft: the logits are llama.cpp's") {
     if (!std::getenv("RUNNEL_DRAFT_MODELS")) CHECK(found == std::size(kTargets));
 }
 
+TEST_CASE("assistant draft: the file's cap bounds the logits") {
+    const std::vector<TokenId> text = text_of(20, 2);
+    std::vector<std::vector<float>> rows;
+    for (const float cap : {0.0f, 3.0f}) {
+        AssistantPair pair("gemma4", {.softcap = cap});
+        Rig rig(pair);
+        SingleSequence sequence(rig.executor);
+        REQUIRE(sequence.feed(text));
+        const TokenId last = 7;
+        rows.push_back(logits_of(rig, sequence, {&last, 1}).front());
+    }
+    for (size_t i = 0; i < rows[0].size(); ++i)
+        CHECK(rows[1][i] == doctest::Approx(3 * std::tanh(rows[0][i] / 3)).epsilon(1e-4));
+}
+
 TEST_CASE("assistant draft: drafts are the same after any chunks, roll-backs, forks and shared prefixes") {
     for (const char *target : kTargets)
         for (uint32_t seed = 0; seed < 2; ++seed) {

@@ -1,0 +1,47 @@
+// The steps that move, add and interpolate rows of slots, without weights to multiply: Copy, Mix and Lerp.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/vector.h"
+#include "kernels/program.h"
+
+namespace runnel::kernels::cpu {
+
+class RowRunner {
+  public:
+    struct Surroundings {  // all outlive the runner
+        const Program *program;
+        const VectorKernels *kernels;
+        Pool *pool;
+        std::span<const LazyBuffer> slots;
+    };
+    RowRunner() = default;
+    explicit RowRunner(const Surroundings &surroundings) : s_(surroundings) {}
+
+    // One thread's share of a step on the first `rows` tokens.
+    void run(const Copy &step, int32_t rows, int thread) noexcept;
+    void run(const Mix &step, int32_t rows, int thread) noexcept;
+    void run(const Lerp &step, int32_t rows, int thread) noexcept;
+
+  private:
+    // The slices of a token's rows of some slots.
+    struct Slices {
+        std::array<float *, Mix::kMostSlices> first;
+        int64_t count = 0;
+    };
+    Slices slices(const std::vector<Slot> &slots, int64_t width, int32_t token) const noexcept;
+    int64_t width(Slot slot) const { return s_.program->slots[static_cast<size_t>(slot)].width; }
+    float *row(Slot slot, int64_t token) const {
+        return s_.slots[static_cast<size_t>(slot)].as<float>() + token * width(slot);
+    }
+
+    Surroundings s_{};
+};
+
+}  // namespace runnel::kernels::cpu
