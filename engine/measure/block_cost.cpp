@@ -35,7 +35,7 @@ double block_gain(const BlockCost &cost, double acceptance, int32_t length) {
     double tokens = 1, right = 1;  // a pass gives the accepted tokens and one more
     for (int32_t i = 0; i < length; ++i) tokens += right *= acceptance;
     const double pass = cost.passes[static_cast<size_t>(length)];
-    return tokens / (pass + length * cost.step + at(cost.catch_up, tokens));
+    return tokens / (pass + (cost.at_once ? 1 : length) * cost.step + at(cost.catch_up, tokens));
 }
 
 BlockCost measure_block(Engine &engine, const std::vector<TokenId> &prompt, int32_t repetitions,
@@ -44,7 +44,8 @@ BlockCost measure_block(Engine &engine, const std::vector<TokenId> &prompt, int3
     SingleSequence sequence(engine.executor());
     if (!sequence.feed(prompt, &stop)) throw base::Interrupted{};
     const decode::SequenceCache *cache = &sequence.sequence().cache();
-    const auto begin = [&] { return block->begin({&cache, 1}, 1, stop.flag()); };
+    const int32_t most = block->at_once() ? kBlockRows - 1 : 1;
+    const auto begin = [&] { return block->begin({&cache, 1}, most, stop.flag()); };
     const StateDrafter::Next next{0, prompt.back()};
     const auto step = [&] { return !block->step({&next, 1}).empty(); };
     if (!begin() || !step()) throw base::Interrupted{};
@@ -65,7 +66,7 @@ BlockCost measure_block(Engine &engine, const std::vector<TokenId> &prompt, int3
             steps.push_back(step_seconds.back() / plain);
         }
     }
-    BlockCost cost{{}, median(steps), {}, median(step_seconds), median(plain_seconds)};
+    BlockCost cost{{}, median(steps), {}, median(step_seconds), median(plain_seconds), block->at_once()};
     for (size_t n = 0; n < kBlockRows; ++n)
         cost.passes[n] = median(passes[n]), cost.catch_up[n] = median(catch_up[n]);
     return cost;

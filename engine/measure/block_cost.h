@@ -1,4 +1,5 @@
-// What drafts of the file's own draft block (model/draft_block.h) cost, and what they can gain at most.
+// What drafts of the file's own draft block (model/draft_block.h) or of a draft head (model/draft_head.h) cost, and what they
+// can gain at most.
 #pragma once
 
 #include <array>
@@ -15,10 +16,11 @@ inline constexpr int32_t kBlockRows = 4;
 // All costs in plain steps of the model, which read and compute one token.
 struct BlockCost {
     std::array<double, kBlockRows> passes;  // of the model, of 1, 2, 3 ... tokens with logits of each
-    double step;                            // of the block: one drafted token
+    double step;                            // of the block: one drafted token; at_once: any number of them
     // Of the block, before a draft: keys and values of 1, 2, 3 ... tokens that the model has just computed.
     std::array<double, kBlockRows> catch_up;
     double step_seconds, plain_seconds;  // medians
+    bool at_once = false;                // StateDrafter::at_once()
 };
 
 // The gain over plain steps of drafts of `length` tokens, each right with this probability if those before it

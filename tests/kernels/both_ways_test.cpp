@@ -284,7 +284,7 @@ TEST_CASE("both ways: programs and batches that cannot are known") {
 }
 
 TEST_CASE("cuda both ways: random batches agree with double precision, with the same bits in any batch") {
-    for (uint32_t seed = 40; seed < 46; ++seed) {
+    for (uint32_t seed = 40; seed < 42; ++seed) {
         CAPTURE(seed);
         const BlockProgram block(seed);
         const std::vector<Text> texts = random_texts(seed);

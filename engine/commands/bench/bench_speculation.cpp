@@ -85,7 +85,8 @@ std::string block_table(const measure::BlockCost &cost) {
                   "\na plain step takes %.2f ms, a step of the draft block %.2f ms; in plain steps:\n",
                   1000 * cost.plain_seconds, 1000 * cost.step_seconds);
     std::string text = part;
-    text += "tokens        pass   catching up   draft block, one token\n";
+    text += cost.at_once ? "tokens        pass   catching up   draft block, all tokens\n"
+                         : "tokens        pass   catching up   draft block, one token\n";
     for (size_t n = 0; n < cost.passes.size(); ++n) {
         std::snprintf(part, sizeof part, "%6zu %11.2f %13.2f", n + 1, cost.passes[n], cost.catch_up[n]);
         text += part;
@@ -114,6 +115,7 @@ Json block_json(const measure::BlockCost &cost) {
     Json json = {{"plain_seconds", cost.plain_seconds},
                  {"step_seconds", cost.step_seconds},
                  {"step", cost.step},
+                 {"at_once", cost.at_once},
                  {"passes", cost.passes},
                  {"catch_up", cost.catch_up},
                  {"bounds", Json::array()}};

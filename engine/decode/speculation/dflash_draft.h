@@ -31,6 +31,7 @@ class DFlashDraft final : public StateDrafter {
     // The first step computes the block; the logits of later ones do not depend on the tokens before.
     std::span<const float> step(std::span<const Next> next) override;
     int32_t most_steps() const override { return block_tokens_ - 1; }
+    bool at_once() const override { return true; }
 
     int32_t sequences() const override { return sequences_; }
     int32_t context() const override { return context_; }

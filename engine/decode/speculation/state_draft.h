@@ -43,6 +43,7 @@ class StateDrafter {
     // [next.size()][vocab], which the next step overwrites; empty when a stop was requested. Throws BackendError.
     virtual std::span<const float> step(std::span<const Next> next) = 0;
     virtual int32_t most_steps() const { return kMostDrafts + 1; }
+    virtual bool at_once() const { return false; }  // the first step computes the others, too
 
     virtual int32_t sequences() const = 0;      // that can share a pass, at most kMostDraftedTogether
     virtual int32_t context() const = 0;        // of the model

@@ -16,6 +16,9 @@ TEST_CASE("block cost: the bound of the gain follows from the costs") {
     // All accepted: n + 1 tokens for a pass, n steps, and catching up for n + 1 tokens.
     CHECK(block_gain(cost, 1, 1) == Approx(2 / (1.5 + 0.25 + 0.2)));
     CHECK(block_gain(cost, 1, 3) == Approx(4 / (3 + 0.75 + 0.4)));
+    BlockCost at_once = cost;
+    at_once.at_once = true;
+    CHECK(block_gain(at_once, 1, 3) == Approx(4 / (3 + 0.25 + 0.4)));
     CHECK(block_gain(cost, 0, 2) == Approx(1 / (2 + 0.5 + 0.1)));
     // 1 + a + a^2 tokens; the cost of catching up lies between those of 1 and 2 tokens.
     CHECK(block_gain(cost, 0.5, 2) == Approx(1.75 / (2 + 0.5 + 0.175)));

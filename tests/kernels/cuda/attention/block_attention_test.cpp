@@ -67,7 +67,7 @@ Shape random_shape(uint64_t seed, bool wide) {
 
 TEST_CASE(
     "cuda block attention: random shapes agree with double precision, with the same bits in any batch") {
-    for (uint64_t seed = 300; seed < 316; ++seed) {
+    for (uint64_t seed = 300; seed < 308; ++seed) {
         const Shape shape = random_shape(seed, false);
         CAPTURE(shape.step.window);
         check_shape(shape, seed);
@@ -76,7 +76,7 @@ TEST_CASE(
 }
 
 TEST_CASE("cuda block attention: wide and latent heads, too") {
-    for (uint64_t seed = 330; seed < 338; ++seed) {
+    for (uint64_t seed = 330; seed < 334; ++seed) {
         const Shape shape = random_shape(seed, true);
         CAPTURE(shape.latent);
         CAPTURE(shape.step.window);
