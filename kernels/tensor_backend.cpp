@@ -199,8 +199,9 @@ class TensorBackend final : public Backend {
         for (size_t layer = 0; layer < groups_.size(); ++layer) {
             if (groups_[layer] != group) continue;
             const CacheLayer &shape = tensor_.programs.front().cache_layers[layer];
-            const size_t head = size_t{kBlockTokens} * (cache_row_bytes(cache_.k, shape.head_dim_k) +
-                                                        cache_row_bytes(cache_.v, shape.head_dim_v));
+            const size_t head =
+                size_t{kBlockTokens} * (cache_row_bytes(key_type(shape, cache_.k), shape.head_dim_k) +
+                                        cache_row_bytes(cache_.v, shape.head_dim_v));
             const Cut &cut = tensor_.kv_heads[layer];
             const Cut firsts = without_copies(cut);
             size_t before = whole;  // where the heads of the previous rank begin

@@ -118,6 +118,12 @@ class Cutter {
                 out_.programs[r].cache_layers[layer].kv_heads = static_cast<int32_t>(cut[r].size());
             out_.kv_heads.push_back(std::move(cut));
         }
+        // Indexers are computed on every rank.
+        for_each_step<Indexer>(program_, [&](const Indexer &step) {
+            const auto layer = static_cast<size_t>(step.cache);
+            for (Program &rank : out_.programs) rank.cache_layers[layer].kv_heads = 1;
+            out_.kv_heads[layer] = Cut(ranks_, {0, 1});
+        });
     }
 
     // --- stages --------------------------------------------------------------------------------------------
@@ -397,6 +403,7 @@ class Cutter {
         own.q = need_cut(step.q, scaled(cut.heads, step.head_dim_k));
         own.k = need_cut(step.k, scaled(cut.kv_heads, step.head_dim_k));
         own.v = need_cut(step.v, scaled(cut.kv_heads, step.head_dim_v));
+        need_whole(step.chosen);
         const Cut out = scaled(cut.heads, step.head_dim_v);
         if (step.attends()) own.out = narrow(step.out, out);
         for (size_t r = 0; r < ranks_; ++r) {
