@@ -12,6 +12,7 @@
 #include "kernels/cuda/attention/attention_runner.h"
 #include "kernels/cuda/attention/kv_memory.h"
 #include "kernels/cuda/experts/expert_runner.h"
+#include "kernels/cuda/indexer/indexer_runner.h"
 #include "kernels/cuda/linear/head_runner.h"
 #include "kernels/cuda/linear/linear_launch.h"
 #include "kernels/cuda/linear/quantize.h"
@@ -127,7 +128,11 @@ class CudaBackend final : public Backend {
     void enqueue(const CopyOp &op);
     void enqueue(const Mix &op);
     void enqueue(const Lerp &op);
+    AttentionRunner::Operands attention_operands() const {
+        return {weights_, cache_, input_, slots_, tokens_, shares_, now_.attention};
+    }
     void enqueue(const AttentionOp &op);
+    void enqueue(const Indexer &op) { indexer_.enqueue(launcher_, op, attention_, attention_operands()); }
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
     void enqueue(const ExpertsOp &op);
@@ -174,6 +179,7 @@ class CudaBackend final : public Backend {
     std::map<Slot, PinnedMemory> exchange_;  // for the slots that cross devices
     BatchInput input_;
     AttentionRunner attention_;
+    IndexerRunner indexer_;
     ExpertRunner experts_;
     HeadRunner heads_;
     ScanRunner scans_;
@@ -205,6 +211,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     scans_ = ScanRunner(program_, cache, max_tokens);
     allocate();
     attention_ = AttentionRunner(stream_, program_, cache, max_tokens);
+    indexer_ = IndexerRunner(program_, cache);
     input_ = BatchInput(program_, cache, max_tokens);
     stream_.wait();
 }
@@ -265,6 +272,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
                        [&](const AttentionOp &attention) {
                            AttentionRunner::prepare(program_, attention.step, cache);
                        },
+                       [](const Indexer &) { IndexerRunner::prepare(); },
                        [](const Embed &) {},
                        [](const Norm &) {},
                        [](const PrepareOp &) {},
@@ -550,8 +558,7 @@ void CudaBackend::enqueue(const AttentionOp &op) {
     QuantizeParams quantize{};
     if (op.prepare) quantize = quantize_params(*op.prepare);
     const bool quantized =
-        attention_.enqueue(launcher_, op.step, op.prepare ? &quantize : nullptr,
-                           {weights_, cache_, input_, slots_, tokens_, shares_, now_.attention});
+        attention_.enqueue(launcher_, op.step, op.prepare ? &quantize : nullptr, attention_operands());
     if (op.prepare && !quantized) enqueue(*op.prepare);
 }
 

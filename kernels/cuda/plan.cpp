@@ -9,6 +9,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/indexer/indexer.h"
 #include "kernels/cuda/scan/scan.h"
 #include "kernels/steps.h"
 
@@ -224,11 +225,18 @@ class Planner {
         use_floats(step.k_norm);
         use_floats(step.sinks);
         use_floats(step.slopes);
-        expect(step.chosen == kNoSlot, "sparse attention");
+        expect(step.chosen == kNoSlot || step.slopes == kNoWeight,
+               "sparse attention with biases by distance");
         plan_.ops.push_back(AttentionOp{step, {}});
         written(step.out);
     }
-    void add(const Indexer &) { expect(false, "the indexer of sparse attention"); }
+    void add(const Indexer &step) {
+        expect(step.head_dim % 8 == 0 && step.head_dim <= kMostIndexKey, "index keys of this size");
+        expect(step.heads <= kMaxHeads, "this many index heads");
+        plan_.ops.push_back(step);
+        written(step.q);  // rotated in place
+        written(step.chosen);
+    }
     static ActivationKind activation_of(Activation::Kind act) {
         switch (act) {
             case Activation::Kind::Silu:

@@ -80,7 +80,7 @@ struct ExpertsOp {
     ActivationKind activation;
 };
 
-using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Mix, Lerp, AttentionOp,
+using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Mix, Lerp, AttentionOp, Indexer,
                         ActivateOp, ExpertsOp, ShortConv, ScanGate, LinearScan, SelectiveScan>;
 
 // The form in which a weight is uploaded.

@@ -1,4 +1,4 @@
-// Attention over the paged K/V cache: four kernels with the same arithmetic.
+// Attention over the paged K/V cache: five kernels with the same arithmetic.
 //
 // The cache of a layer: pages of K and of V, each (block, head) in one contiguous run (cache_pages.h).
 // Cell c of a sequence is in block table[c / 32]. The cache keeps k after norm and RoPE.
@@ -117,6 +117,11 @@ struct AttentionParams {
     // For measurements (switches.h). late_trigger: the decode and wide kernels trigger the next launch only at their
     // end. no_prefetch: the wide kernel does not prefetch.
     int32_t late_trigger = 0, no_prefetch = 0;
+    // attention_chosen_kernel(): token t attends to the cells chosen[t][i], i < min(chosen_count, its own cell + 1), which
+    // ascend and are at most its own. tokens: of the batch.
+    const float *chosen = nullptr;
+    int64_t chosen_stride = 0;
+    int32_t chosen_count = 0, tokens = 0;
 };
 
 // Whether a launch of `tokens` tokens may set AttentionParams::prepare: the heads of a K/V head are whole
@@ -211,6 +216,22 @@ constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, in
     const int32_t splits = parts.sinks + parts.others, all = tiles * p.kv_heads;
     const bool side_by_side = splits > 1 && all < kWideTiles && splits <= room / all;
     return {tiles, splits, side_by_side, side_by_side ? all * splits : all};
+}
+
+// Chosen cells, heads of any size (latent or not, also narrow ones): as attention_wide_kernel(). A row attends to its
+// token's chosen cells alone: steps 2 to 5 with the i-th of them in place of cell i. There is no window, and there are no
+// slopes. (DeepSeek-V3.2, 2025.)
+Kernel<AttentionParams> attention_chosen_kernel();
+size_t attention_chosen_shared();
+
+// The work on all tokens: every token has its own tiles. Splits beyond a token's cells are empty items, so that the items
+// do not depend on lengths.
+constexpr WideWork chosen_work(const AttentionParams &p) {
+    const int32_t tiles = (p.heads / p.kv_heads + kAttentionRows - 1) / kAttentionRows * p.tokens;
+    const int32_t splits = (p.chosen_count + kAttentionSplit - 1) / kAttentionSplit;
+    const int64_t all = int64_t{tiles} * p.kv_heads;
+    const bool side_by_side = splits > 1 && all < kWideTiles && splits <= p.side_by_side / all;
+    return {tiles, splits, side_by_side, static_cast<int32_t>(side_by_side ? all * splits : all)};
 }
 
 // Normalizes and rotates k and v of the sequences with min_rows < rows <= max_rows, or of shared cells, and

@@ -45,7 +45,7 @@ bool is_latent(const Program &program, const Attention &a) {
 }
 
 bool is_wide(const Program &program, const Attention &a) {
-    return is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
+    return a.chosen != kNoSlot || is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
 }
 
 // One counter per tile. Up to kLinearTokens tokens, of one or of many sequences, have at most one tile per token

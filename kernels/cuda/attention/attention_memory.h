@@ -17,7 +17,7 @@ inline constexpr int32_t kDecodeRows = 64;
 
 // Whether the values are the first dimensions of the keys.
 bool is_latent(const Program &program, const Attention &step);
-// Whether attention_wide_kernel() computes the step.
+// Whether attention_wide_kernel() or attention_chosen_kernel() computes the step.
 bool is_wide(const Program &program, const Attention &step);
 
 // Sizes of the AttentionParams buffers for the program's largest layer and batches of up to `max_tokens` tokens.

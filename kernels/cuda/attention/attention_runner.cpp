@@ -58,6 +58,10 @@ void AttentionRunner::prepare(const Program &program, const Attention &step, con
     cuda::prepare(attention_append_kernel().handle, kAppendShared);
     if (!step.attends()) return;
     cuda::prepare(rotate_heads_kernel().handle, kAppendShared);
+    if (step.chosen != kNoSlot) {
+        cuda::prepare(attention_chosen_kernel().handle, attention_chosen_shared());
+        return;
+    }
     if (is_wide(program, step)) {
         cuda::prepare(attention_wide_kernel().handle, attention_wide_shared());
         return;
@@ -71,6 +75,14 @@ AttentionLaunches AttentionRunner::launches(std::span<const SequenceSpan> sequen
     return attention_launches(*program_, sequences, tokens, partial_floats_);
 }
 
+RopeParams AttentionRunner::rope_params(int32_t id) const {
+    if (id < 0) return {nullptr, 1, RopePairs::None, 0, 0};
+    const RopeTable &rope = program_->ropes[static_cast<size_t>(id)];
+    return {ropes_[static_cast<size_t>(id)], rope.magnitude,
+            rope.pairs == RopeTable::Pairs::Adjacent ? RopePairs::Adjacent : RopePairs::Halves, rope.first,
+            static_cast<int32_t>(2 * rope.inv_freq.size())};
+}
+
 AttentionParams AttentionRunner::params(const Launcher &launcher, const Attention &a,
                                         const Operands &operands) const {
     const KvMemory &cache = operands.cache;
@@ -79,7 +91,8 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
     const auto slot = [&](Slot id) { return operands.slots[static_cast<size_t>(id)]; };
     const auto stride = [&](Slot id) { return stride_of(program_->slots[static_cast<size_t>(id)].width); };
     AttentionParams p{};
-    const int32_t group = program_->cache_layers[static_cast<size_t>(a.cache)].group;
+    const CacheLayer &layer = program_->cache_layers[static_cast<size_t>(a.cache)];
+    const int32_t group = layer.group;
     if (a.attends())
         p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
     if (a.k != kNoSlot) {
@@ -87,8 +100,9 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
         if (a.v != kNoSlot) p.v = slot(a.v), p.v_stride = stride(a.v);
     }
     p.latent = is_latent(*program_, a);
-    const CacheType k_type = cache.k_type(), v_type = cache.v_type();
-    p.k_cache = cache_pages(cache.k(a.cache), k_type, a.head_dim_k, rotates_keys(k_type) && !p.latent);
+    const CacheType k_type = key_type(layer, cache.k_type()), v_type = cache.v_type();
+    const bool rotated = layer.f16_keys || (rotates_keys(k_type) && !p.latent);
+    p.k_cache = cache_pages(cache.k(a.cache), k_type, a.head_dim_k, rotated);
     p.v_cache =
         p.latent ? p.k_cache : cache_pages(cache.v(a.cache), v_type, a.head_dim_v, rotates_values(v_type));
     p.side_by_side = is_wide(*program_, a) ? wide_room(a.heads, a.kv_heads) : 0;
@@ -99,18 +113,18 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
     p.q_norm = weights.floats(a.q_norm), p.k_norm = weights.floats(a.k_norm),
     p.sinks = weights.floats(a.sinks), p.slopes = weights.floats(a.slopes);
     p.partial = partials_.as<float>(), p.counters = counters_.as<uint32_t>(), p.totals = totals_.as<float>();
-    if (a.rope >= 0) {
-        const RopeTable &rope = program_->ropes[static_cast<size_t>(a.rope)];
-        p.rope = {ropes_[static_cast<size_t>(a.rope)], rope.magnitude,
-                  rope.pairs == RopeTable::Pairs::Adjacent ? RopePairs::Adjacent : RopePairs::Halves,
-                  rope.first, static_cast<int32_t>(2 * rope.inv_freq.size())};
-    }
+    p.rope = rope_params(a.rope);
     p.heads = a.heads, p.kv_heads = a.kv_heads, p.dim_k = a.head_dim_k, p.dim_v = a.head_dim_v;
     p.scale = a.scale, p.norm_eps = a.norm_eps;
     p.softcap = a.softcap, p.softcap_inverse = 1.0f / a.softcap;
     p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;
     p.sink_cells = a.sink_cells, p.sink_position = a.window + a.sink_cells - 1;
     p.norm_after_rope = a.norm_after_rope;
+    if (a.chosen != kNoSlot) {
+        p.chosen = slot(a.chosen), p.chosen_stride = stride(a.chosen);
+        p.chosen_count = static_cast<int32_t>(program_->slots[static_cast<size_t>(a.chosen)].width);
+        p.tokens = operands.tokens;
+    }
     p.late_trigger = !launcher.switches().trigger, p.no_prefetch = !launcher.switches().prefetch;
     return p;
 }
@@ -137,7 +151,10 @@ bool AttentionRunner::enqueue(Launcher &launcher, const Attention &a, const Quan
     if (wide) {
         p.max_rows = kAllRows;
         if (p.k != nullptr) append(launcher, tokens, p);
-        launcher.run(attention_wide_kernel(), kMostAttentionBlocks, attention_wide_shared(), p);
+        if (a.chosen != kNoSlot)
+            launcher.run(attention_chosen_kernel(), kMostAttentionBlocks, attention_chosen_shared(), p);
+        else
+            launcher.run(attention_wide_kernel(), kMostAttentionBlocks, attention_wide_shared(), p);
     } else {
         attend(launcher, a, p, operands);
     }

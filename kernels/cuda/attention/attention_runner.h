@@ -41,6 +41,9 @@ class AttentionRunner {
     bool enqueue(Launcher &launcher, const Attention &step, const QuantizeParams *quantize,
                  const Operands &operands) const;
 
+    // The rotation of a rope of the program; -1: none.
+    RopeParams rope_params(int32_t rope) const;
+
   private:
     void upload_ropes(Stream &stream);
     AttentionParams params(const Launcher &launcher, const Attention &step, const Operands &operands) const;

@@ -20,6 +20,13 @@
 // devices the limit is shared memory, or for up to 16 heads (one tile) the bandwidth of device memory.
 // tests/gpu/PREDICTIONS.md has the expected times. Tiles of 32 rows would save a third of the traffic of
 // shared memory, but do not fit in 99 KB.
+//
+// With chosen cells (AttentionParams::chosen), heads of any size run here: a tile has rows of one token only, whose cells
+// are the chosen ones, numbered from 0. For each split the block looks up where they are in the cache. Everything else
+// is the same, so a token that chooses all its cells has the bits of dense wide attention. Bytes: the chosen cells once
+// per tile, also in prefill, where dense tiles share cells among tokens unless a token's heads fill them.
+#include <type_traits>
+
 #include "kernels/cuda/attention/attention_split.h"
 
 namespace runnel::kernels::cuda {
@@ -27,7 +34,6 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kUnits = 3;                           // units of 16 packed bytes that a thread loads at a time
 constexpr int kWarpRows = kAttentionStep / kWarps;  // rows of a tile that a warp loads
 constexpr int kTiles = kMaxWideV / 8 / kWarps;      // 8-column tiles of o per warp
 using TileRows = RowsLayout<kMaxWideK>;
@@ -61,7 +67,10 @@ struct WideShared {
     uint32_t arrived;
     Block block;
 };
-static_assert(sizeof(WideShared) <= 99 << 10);
+struct ChosenShared : WideShared {
+    int32_t places[kAttentionSplit];  // of the split's cells: page * kPageCells + cell of the page
+};
+static_assert(sizeof(ChosenShared) <= 99 << 10 && kAttentionSplit == kThreads);
 static_assert(kWideTotals == (4 * kTiles + 4) * kThreads);
 // load_queries() uses the tile as scratch before K arrives.
 static_assert(sizeof(WideShared::tile) >= kWarps * kMaxWideK * sizeof(float));
@@ -98,13 +107,51 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     return false;
 }
 
+// The tiles of a token with chosen cells. In its items, Item::tile counts those of all tokens of the batch.
+DEVICE int token_tiles(const AttentionParams &p) {
+    return (p.heads / p.kv_heads + kAttentionRows - 1) / kAttentionRows;
+}
+
+DEVICE bool find_chosen_item(const AttentionParams &p, int index, Item &item) {
+    const WideWork work = chosen_work(p);
+    if (index >= work.items) return false;
+    const int tiles = token_tiles(p), splits = work.side_by_side ? work.splits : 1;
+    const int tile = index % tiles, others = index / tiles, split = others % splits, heads = others / splits;
+    const int token = heads / p.kv_heads;
+    int sequence = 0;
+    while (token >= p.sequences[sequence].first + p.sequences[sequence].count) ++sequence;
+    item = {sequence,
+            heads % p.kv_heads,
+            token * tiles + tile,
+            split,
+            work.side_by_side ? 1 : work.splits,
+            work.splits,
+            heads * splits * tiles + tile,
+            tiles};
+    return true;
+}
+
 // --- cells into the tile ---------------------------------------------------------------------------------
 
-// K or V of a K/V head in the two pages of a step.
+// K or V of a K/V head in the two pages of a step. kUnits: units of 16 packed bytes that a thread loads at a time.
 struct StepPages {
+    static constexpr int kUnits = 3;
     const unsigned char *first, *second;  // undefined if no cell of the page is in the range
 
     DEVICE const unsigned char *of(int row) const { return row < kPageCells ? first : second; }
+    DEVICE int at(int row) const { return row % kPageCells; }
+};
+
+// The same for chosen cells.
+struct StepPlaces {
+    static constexpr int kUnits = 2;
+    const CachePages &pages;
+    const int32_t *places;  // of the step's cells
+
+    DEVICE const unsigned char *of(int row) const {
+        return pages.bytes + static_cast<uint32_t>(places[row]) / kPageCells * pages.page_bytes();
+    }
+    DEVICE int at(int row) const { return static_cast<uint32_t>(places[row]) % kPageCells; }
 };
 
 DEVICE StepPages pages_of(const AttentionParams &p, const CachePages &pages, const CacheHead &head,
@@ -117,11 +164,12 @@ DEVICE StepPages pages_of(const AttentionParams &p, const CachePages &pages, con
 }
 
 // Loads the values [0, count) of a 16-bit type, then zeros up to `padded`. A warp loads every eighth row.
-DEVICE void load_values(const CachePages &pages, const StepPages &from, const CellRange &cells, int step,
+template <class Pages>
+DEVICE void load_values(const CachePages &pages, const Pages &from, const CellRange &cells, int step,
                         int count, int padded, unsigned char *tile) {
     for (int row = warp_index(); row < kAttentionStep; row += kWarps) {
         const bool cached = cells.cached(step * kAttentionStep + row);
-        const unsigned char *values = from.of(row) + row % kPageCells * pages.row_bytes;
+        const unsigned char *values = from.of(row) + from.at(row) * pages.row_bytes;
         for (int chunk = lane_index(); 8 * chunk < padded; chunk += 32) {
             const bool valid = cached && 8 * chunk < count;
             cp_async16(tile + TileRows::offset(row, chunk), valid ? values + 16 * chunk : pages.bytes, valid);
@@ -132,8 +180,10 @@ DEVICE void load_values(const CachePages &pages, const StepPages &from, const Ce
 
 // Unpacks the values [0, padded) of a packed type, which the cache has padded with zeros. A unit is 16 bytes
 // with 16 or 32 values that share a scale; a warp unpacks every eighth row.
-DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const CellRange &cells, int step,
+template <class Pages>
+DEVICE void unpack_values(const CachePages &pages, const Pages &from, const CellRange &cells, int step,
                           int padded, unsigned char *tile) {
+    constexpr int kUnits = Pages::kUnits;
     const bool nibbles = pages.type == CacheType::Q4_0;
     const int chunks = nibbles ? 4 : 2, units = (padded + 8 * chunks - 1) / (8 * chunks);
     const int page_values = kPageCells * pages.row_bytes, end = kWarpRows * units;
@@ -147,10 +197,11 @@ DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const 
         uint32_t scale[kUnits];
 #pragma unroll
         for (int i = 0; i < kUnits; ++i) {
-            const int unit = first + 32 * i, row = row_of(unit), at = row % kPageCells, u = unit % units;
+            const int unit = first + 32 * i, row = row_of(unit), u = unit % units;
             scale[i] = 0;
             if (!is_cached(unit)) continue;
             const unsigned char *page = from.of(row);
+            const int at = from.at(row);
             bytes[i] = ld128(page + at * pages.row_bytes + 16 * u);
             if (has_scales(pages.type))
                 scale[i] =
@@ -177,28 +228,56 @@ DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const 
     }
 }
 
-// Prefetches the step's cells into L2; one thread per cell.
-DEVICE void prefetch_step(const AttentionParams &p, const CachePages &pages, const CacheHead &head,
-                          const CellRange &cells, int step) {
+// Prefetches the step's cells into L2; one thread per cell. values(row): the address of a cell's values.
+template <class Values>
+DEVICE void prefetch_step(const AttentionParams &p, const CachePages &pages, const CellRange &cells, int step,
+                          const Values &values) {
     const int row = thread_index();
     if (p.no_prefetch || row >= kAttentionStep || !cells.cached(step * kAttentionStep + row)) return;
-    const unsigned char *page =
-        page_of(pages, p.kv_heads, head.table, head.kv_head, step * kAttentionStep + row);
-    prefetch_l2(page + row % kPageCells * pages.row_bytes, static_cast<uint32_t>(pages.row_bytes));
+    prefetch_l2(values(row), static_cast<uint32_t>(pages.row_bytes));
 }
 
 // --- the kernel ------------------------------------------------------------------------------------------
 
-struct AttentionWide {
+template <bool kChosen>
+struct WideBody {
     using Params = AttentionParams;
-    using Shared = WideShared;
-    static constexpr const char *kName = "attention wide";
-    static constexpr int kThreads = cuda::kThreads, kBlocks = 2;
+    using Shared = std::conditional_t<kChosen, ChosenShared, WideShared>;
 
     static DEVICE RowSpace space_of(const Params &p, const Block &block) {
-        return row_space(p, block.item.sequence, block.item.kv_head);
+        RowSpace space = row_space(p, block.item.sequence, block.item.kv_head);
+        if constexpr (kChosen) {  // one token, whose cells are numbered from 0
+            const int token = block.item.tile / token_tiles(p);
+            const int own = space.sequence.past + token - space.sequence.first;
+            space.sequence = {token, 1, smaller(own, p.chosen_count - 1)};
+            space.rows = space.group;
+        }
+        return space;
     }
-    static DEVICE int first_row(const Block &block) { return block.item.tile * kAttentionRows; }
+    static DEVICE int first_row(const Params &p, const Block &block) {
+        return (kChosen ? block.item.tile % token_tiles(p) : block.item.tile) * kAttentionRows;
+    }
+
+    // Looks up where the cells of the split that begin_split() has set are.
+    static DEVICE void find_places(const Params &p, Shared &shared) {
+        if constexpr (kChosen) {
+            const Block &block = shared.block;
+            const int cell =
+                block.first * kAttentionStep / kAttentionSplit * kAttentionSplit + thread_index();
+            const float *chosen = p.chosen + block.item.tile / token_tiles(p) * p.chosen_stride;
+            int place = 0;
+            if (cell < block.cells.end) {
+                const int from = static_cast<int>(chosen[cell]);
+                const int page = block.cache.table[from / kPageCells] * p.kv_heads + block.cache.kv_head;
+                place = page * kPageCells + from % kPageCells;
+            }
+            shared.places[thread_index()] = place;
+            block_sync();
+        }
+    }
+    static DEVICE StepPlaces places_of(const ChosenShared &shared, const CachePages &pages, int step) {
+        return {pages, shared.places + step * kAttentionStep % kAttentionSplit};
+    }
 
     // Sets the visible cells and steps of split `i` of the item; called by one thread.
     static DEVICE void begin_split(const Params &p, Block &block, int i) {
@@ -208,8 +287,8 @@ struct AttentionWide {
         const bool sinks = split < parts.sinks;
         const Run run = run_of(p, sinks);
         const int first_cell = (sinks ? split : parts.first + split - parts.sinks) * kAttentionSplit;
-        const int seen = first_visible(p, run, space.own_cell(first_row(block)));
-        const int tile_end = space.end_of(first_row(block) + kAttentionRows),
+        const int seen = first_visible(p, run, space.own_cell(first_row(p, block)));
+        const int tile_end = space.end_of(first_row(p, block) + kAttentionRows),
                   end = smaller(tile_end, run.end);
         const bool starts = i == 0 || !block.begun;
         block.starts = starts;
@@ -265,7 +344,7 @@ struct AttentionWide {
         }
         const int cell = step * kAttentionStep + 16 * warp_index() + 2 * (lane_index() & 3);
         finish_scores(p, rows, cell, c, [&] {
-            return RowTile{space_of(p, shared.block), first_row(shared.block)};
+            return RowTile{space_of(p, shared.block), first_row(p, shared.block)};
         });
         share_maximum(shared.maximum, c);
     }
@@ -275,12 +354,19 @@ struct AttentionWide {
     static DEVICE void load(const Params &p, Shared &shared, const CachePages &pages, int step, int count,
                             int padded, bool packed) {
         if (is_packed(pages.type) != packed) return;
-        const CellRange &cells = shared.block.cells;
-        const StepPages from = pages_of(p, pages, shared.block.cache, cells, step);
-        if (packed)
-            unpack_values(pages, from, cells, step, padded, shared.tile);
+        if constexpr (kChosen)
+            load_from(places_of(shared, pages, step), shared, pages, step, count, padded, packed);
         else
-            load_values(pages, from, cells, step, count, padded, shared.tile);
+            load_from(pages_of(p, pages, shared.block.cache, shared.block.cells, step), shared, pages, step,
+                      count, padded, packed);
+    }
+    template <class Pages>
+    static DEVICE void load_from(const Pages &from, Shared &shared, const CachePages &pages, int step,
+                                 int count, int padded, bool packed) {
+        if (packed)
+            unpack_values(pages, from, shared.block.cells, step, padded, shared.tile);
+        else
+            load_values(pages, from, shared.block.cells, step, count, padded, shared.tile);
     }
     static DEVICE void start_k(const Params &p, Shared &shared, int step, bool packed) {
         load(p, shared, p.k_cache, step, p.dim_k, padded_k(p), packed);
@@ -289,7 +375,17 @@ struct AttentionWide {
         if (!p.latent) load(p, shared, p.v_cache, step, p.dim_v, p.dim_v, packed);
     }
     static DEVICE void prefetch(const Params &p, const Shared &shared, const CachePages &pages, int step) {
-        if (step <= shared.block.last) prefetch_step(p, pages, shared.block.cache, shared.block.cells, step);
+        if (step > shared.block.last) return;
+        prefetch_step(p, pages, shared.block.cells, step, [&](int row) {
+            if constexpr (kChosen) {
+                const StepPlaces from = places_of(shared, pages, step);
+                return from.of(row) + from.at(row) * pages.row_bytes;
+            } else {
+                const CacheHead &head = shared.block.cache;
+                return page_of(pages, p.kv_heads, head.table, head.kv_head, step * kAttentionStep + row) +
+                       row % kPageCells * pages.row_bytes;
+            }
+        });
     }
 
     static DEVICE void steps(const Params &p, Shared &shared, Sums<kTiles> &sums) {
@@ -344,7 +440,7 @@ struct AttentionWide {
 
     // Queries for the run of the current split, computed in the memory of the tile.
     static DEVICE void make_queries(const Params &p, Shared &shared) {
-        load_queries<kMaxWideK>(p, space_of(p, shared.block), shared.block.run, first_row(shared.block),
+        load_queries<kMaxWideK>(p, space_of(p, shared.block), shared.block.run, first_row(p, shared.block),
                                 warp_index(), kWarps,
                                 reinterpret_cast<float *>(shared.tile) + warp_index() * kMaxWideK, shared.q);
         block_sync();
@@ -359,9 +455,10 @@ struct AttentionWide {
             if (thread_index() == 0) begin_split(p, shared.block, i);
             block_sync();
             if (block.first <= block.last) {
+                find_places(p, shared);
                 const int row = thread_index();
                 if (row < kAttentionRows)
-                    shared.rows[row] = row_cells(p, space_of(p, block), block.run, first_row(block) + row);
+                    shared.rows[row] = row_cells(p, space_of(p, block), block.run, first_row(p, block) + row);
                 if (block.other_run) make_queries(p, shared);
                 sums.clear();
                 steps(p, shared, sums);
@@ -378,7 +475,7 @@ struct AttentionWide {
         sum_splits(p, shared, sums);
         const Item &item = shared.block.item;
         const RowSpace space = space_of(p, shared.block);
-        const int row = first_row(shared.block);
+        const int row = first_row(p, shared.block);
         if (item.count == item.splits) {
             store_output(p, space, sums, row, 0, p.dim_v, warp_index(), kWarps);
             return;
@@ -393,7 +490,8 @@ struct AttentionWide {
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
         Item item;
-        for (int i = block_index(); find_item(p, i, item); i += block_count()) {
+        for (int i = block_index(); kChosen ? find_chosen_item(p, i, item) : find_item(p, i, item);
+             i += block_count()) {
             if (thread_index() == 0) shared.block.item = item;
             block_sync();
             work(p, shared);
@@ -401,6 +499,16 @@ struct AttentionWide {
         }
         if (p.late_trigger) grid_dep_trigger();
     }
+};
+
+struct AttentionWide : WideBody<false> {
+    static constexpr const char *kName = "attention wide";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 2;
+};
+
+struct AttentionChosen : WideBody<true> {
+    static constexpr const char *kName = "attention of chosen cells";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 2;
 };
 
 }  // namespace
@@ -411,6 +519,14 @@ Kernel<AttentionParams> attention_wide_kernel() {
 
 size_t attention_wide_shared() {
     return sizeof(WideShared);
+}
+
+Kernel<AttentionParams> attention_chosen_kernel() {
+    return kernel_of<AttentionChosen>();
+}
+
+size_t attention_chosen_shared() {
+    return sizeof(ChosenShared);
 }
 
 }  // namespace runnel::kernels::cuda

@@ -18,6 +18,7 @@
 #include "kernels/reference/operations.h"
 #include "kernels/split_backend.h"
 #include "kernels/steps.h"
+#include "kernels/tensor_backend.h"
 #include "tests/kernels/recurrent_texts.h"
 #include "tests/support/edited_model.h"
 #include "tests/support/model_maker.h"
@@ -52,15 +53,28 @@ std::vector<std::string> instruction_sets() {
     return names;
 }
 
-std::vector<TextLogits> run(const Program &program, const RecurrentTexts &texts, int threads,
-                            const std::string &instructions, std::mt19937 *random,
+std::vector<TextLogits> run(std::unique_ptr<Backend> backend, const Program &program,
+                            const RecurrentTexts &texts, std::mt19937 *random,
                             CacheType type = CacheType::F16) {
-    const auto backend = cpu::make_cpu_backend(threads, instructions);
     CacheConfig cache = texts.cache();
     cache.k = cache.v = type;
     backend->load(program, cache, texts.max_tokens());
     return texts.run(*backend, random);
 }
+
+std::vector<TextLogits> run(const Program &program, const RecurrentTexts &texts, int threads,
+                            const std::string &instructions, std::mt19937 *random,
+                            CacheType type = CacheType::F16) {
+    return run(cpu::make_cpu_backend(threads, instructions), program, texts, random, type);
+}
+
+// The devices that have all kernels of these models.
+struct TestDevice {
+    const char *name;
+    std::unique_ptr<Backend> (*make)();
+};
+constexpr TestDevice kCpu{"CPU", [] { return cpu::make_cpu_backend(2); }},
+    kGpu{"GPU", [] { return cuda::make_cuda_backend(0); }};
 
 // One token at a time or several, in the blocks of `table`; the logits of all.
 std::vector<float> feed(Backend &backend, const Program &program, std::span<const int32_t> tokens,
@@ -108,6 +122,9 @@ TEST_CASE("sparse attention: up to top_k tokens, logits have the bits of dense a
             tests::check_same(run(sparse, of_sparse, 2, isa, nullptr), expected);
             tests::check_same(run(sparse, of_sparse, 1, isa, &random), expected);
         }
+        const auto some = tests::random_texts({30, 7}, 260, random);
+        tests::check_same(run(kGpu.make(), sparse, RecurrentTexts(sparse, some), &random),
+                          run(kGpu.make(), dense, RecurrentTexts(dense, some), nullptr));
     }
 }
 
@@ -128,6 +145,10 @@ TEST_CASE("sparse attention: batches, chunks, roll-backs, threads and instructio
                 tests::check_same(run(program, texts, 3, isa, &random, type), expected);
                 if (isa != "scalar") tests::check_same(run(program, texts, 1, isa, &random, type), expected);
             }
+            if (top_k != 16 || period != 1) continue;
+            const RecurrentTexts some(program, tests::random_texts({30, 22}, 260, random));
+            tests::check_same(run(kGpu.make(), program, some, &random, type),
+                              run(kGpu.make(), program, some, nullptr, type));
         }
     }
 }
@@ -163,7 +184,9 @@ TEST_CASE(
 
 TEST_CASE("sparse attention: an indexer chooses the cells with the largest scores in double precision") {
     std::mt19937 random(5);
-    for (int round = 0; round < 20; ++round) {
+    for (int round = 0; round < 23; ++round) {
+        const TestDevice device = round < 20 ? kCpu : kGpu;
+        CAPTURE(device.name);
         CAPTURE(round);
         // Embeddings of distinct tokens are the random inputs; the logits are the chosen cells.
         const int32_t heads = 1 + static_cast<int32_t>(random() % 12), dim = round % 3 == 0 ? 64 : 48,
@@ -198,7 +221,7 @@ TEST_CASE("sparse attention: an indexer chooses the cells with the largest score
         std::vector<int32_t> text(static_cast<size_t>(tokens));
         std::iota(text.begin(), text.end(), 0);
         std::shuffle(text.begin(), text.end(), random);
-        const auto got = run(program, RecurrentTexts(program, {text}), 2, "", nullptr)[0];
+        const auto got = run(device.make(), program, RecurrentTexts(program, {text}), nullptr)[0];
         const auto at = [&](size_t slot, int32_t t, size_t from, size_t count) {
             const float *row = memory[slot].data() +
                                static_cast<int64_t>(text[static_cast<size_t>(t)]) * program.slots[slot].width;
@@ -220,7 +243,7 @@ TEST_CASE("sparse attention: an indexer chooses the cells with the largest score
                                                                    turned(at(1, cell, 0, size), cell)));
                 scores.push_back(score);
             }
-            // Scores differ by the rounding of keys to F16.
+            // Scores differ by the rounding of keys to F16, on the GPU also that of queries.
             const double tolerance = 0.02 * std::sqrt(static_cast<double>(heads));
             std::vector<bool> chosen(scores.size());
             int32_t last = -1;
@@ -245,19 +268,22 @@ TEST_CASE("sparse attention: an indexer chooses the cells with the largest score
     }
 }
 
-TEST_CASE("sparse attention: a branch of a draft tree and copied blocks give the bits of a fresh run") {
+namespace {
+
+void check_branch(const TestDevice &device) {
+    CAPTURE(device.name);
     const TemporaryModel file(shape_of("glm-dsa", 16, 2));
     const Program program = model::build(file.file, kLong).program;
     std::mt19937 random(6);
     const auto text = tests::random_texts({43}, 260, random)[0];
     const auto fresh = [&](std::vector<int32_t> tokens) {
-        const auto backend = cpu::make_cpu_backend(1);
+        const auto backend = device.make();
         backend->load(program, {.blocks = {4}}, 64);
         const std::vector<BlockId> table{2, 0};
         const auto logits = feed(*backend, program, tokens, 0, table);
         return std::vector<float>(logits.end() - program.vocab, logits.end());
     };
-    const auto backend = cpu::make_cpu_backend(2);
+    const auto backend = device.make();
     backend->load(program, {.blocks = {6}}, 64);
     const std::vector<BlockId> trunk{3, 1}, branch{3, 4};  // the first block is shared
     const std::span<const int32_t> prefix = std::span(text).first(40);
@@ -286,13 +312,14 @@ TEST_CASE("sparse attention: a branch of a draft tree and copied blocks give the
     CHECK(tests::same_bits(feed(*backend, program, more, 42, branch), fresh(path)));
 }
 
-TEST_CASE("sparse attention: saved blocks restore the keys of indexers") {
+void check_saved_blocks(const TestDevice &device) {
+    CAPTURE(device.name);
     const TemporaryModel file(shape_of("deepseek32", 16));
     const Program program = model::build(file.file, kLong).program;
     std::mt19937 random(7);
     const auto text = tests::random_texts({80}, 260, random)[0];
     const std::vector<BlockId> table{4, 2, 3}, other{0, 1, 5};
-    const auto one = cpu::make_cpu_backend(1), two = cpu::make_cpu_backend(1);
+    const auto one = device.make(), two = device.make();
     for (const auto &backend : {one.get(), two.get()})
         backend->load(program, {.blocks = {6}, .k = CacheType::Q8_0}, 80);
     feed(*one, program, std::span(text).first(64), 0, table);
@@ -303,6 +330,51 @@ TEST_CASE("sparse attention: saved blocks restore the keys of indexers") {
     }
     const auto rest = std::span(text).subspan(64);
     CHECK(tests::same_bits(feed(*two, program, rest, 64, other), feed(*one, program, rest, 64, table)));
+}
+
+// With a tensor split: each device has some of the heads, and all of the indexers.
+void check_tensor_split(const TestDevice &device) {
+    CAPTURE(device.name);
+    const TemporaryModel file(shape_of("glm-dsa", 16, 2));
+    const Program program = model::build(file.file, kLong).program;
+    std::mt19937 random(9);
+    const RecurrentTexts texts(program, tests::random_texts({35, 20}, 260, random));
+    const auto split = [&] {
+        std::vector<std::unique_ptr<Backend>> devices;
+        for (int i = 0; i < 3; ++i) devices.push_back(device.make());
+        return make_tensor_backend(std::move(devices), {2, 1, 0}, {"one", "two", "three"});
+    };
+    const auto expected = run(device.make(), program, texts, nullptr, CacheType::Q8_0);
+    tests::check_same(run(split(), program, texts, nullptr, CacheType::Q8_0), expected);
+    tests::check_same(run(split(), program, texts, &random, CacheType::Q8_0), expected);
+    const auto text = tests::random_texts({40}, 260, random)[0];
+    const std::vector<BlockId> table{1, 0};
+    const auto one = device.make(), two = split();
+    for (const auto &backend : {one.get(), two.get()})
+        backend->load(program, {.blocks = {2}, .k = CacheType::Q8_0}, 40);
+    feed(*one, program, std::span(text).first(32), 0, table);
+    feed(*two, program, std::span(text).first(32), 0, table);
+    std::vector<std::byte> of_one(cache_block_bytes(program, 0, CacheType::Q8_0)), of_two(of_one.size());
+    one->read_block(0, 1, of_one);
+    two->read_block(0, 1, of_two);
+    CHECK(of_one == of_two);
+}
+
+}  // namespace
+
+TEST_CASE("sparse attention: a branch of a draft tree and copied blocks give the bits of a fresh run") {
+    check_branch(kCpu);
+    check_branch(kGpu);
+}
+
+TEST_CASE("sparse attention: saved blocks restore the keys of indexers") {
+    check_saved_blocks(kCpu);
+    check_saved_blocks(kGpu);
+}
+
+TEST_CASE("sparse attention: a tensor split gives the bits and blocks of one device") {
+    check_tensor_split(kCpu);
+    check_tensor_split(kGpu);
 }
 
 TEST_CASE("sparse attention: devices that share the layers give the same bits") {
@@ -346,17 +418,43 @@ TEST_CASE("sparse attention: the keys of indexers take F16 in every cache, and a
     CHECK(with.cache_written == before.cache_written + 2 * 64 * 2);
 }
 
-TEST_CASE("sparse attention: a GPU reports indexers as missing, and runs contexts of up to top_k tokens") {
+TEST_CASE("sparse attention: a GPU has kernels for all steps, up to top_k tokens and beyond") {
     const TemporaryModel file(shape_of("deepseek32", 64));
-    for (const std::string &why : cuda::missing_kernels(model::build(file.file, 64).program))
-        CHECK(why == "");
+    for (const int64_t context : {64, 65})
+        for (const std::string &why : cuda::missing_kernels(model::build(file.file, context).program))
+            CHECK(why == "");
     for (const std::string &why : cuda::missing_kernels(model::build(file.file).program)) CHECK(why == "");
-    const Program sparse = model::build(file.file, 65).program;
-    const auto missing = cuda::missing_kernels(sparse);
-    for (size_t i = 0; i < missing.size(); ++i) {
-        const bool special = std::holds_alternative<Indexer>(sparse.steps[i]) ||
-                             std::holds_alternative<Attention>(sparse.steps[i]);
-        CHECK((missing[i] == "") == !special);
+    Program large = model::build(file.file, 65).program;
+    for (Step &step : large.steps)
+        if (auto *indexer = std::get_if<Indexer>(&step)) indexer->head_dim = 136;
+    const auto missing = cuda::missing_kernels(large);
+    for (size_t i = 0; i < missing.size(); ++i)
+        CHECK((missing[i] == "") == !std::holds_alternative<Indexer>(large.steps[i]));
+}
+
+// All weights are F32. Rounding decides which of two cells with nearly equal scores is chosen, and the tokens after that have
+// other states: the logits agree up to the first such choice.
+TEST_CASE("sparse attention: the GPU's logits agree with double precision, but for choices among equals") {
+    for (const auto &[arch, top_k, period, seed] :
+         {std::tuple{"deepseek32", 16, 1, 1}, {"glm-dsa", 24, 2, 2}}) {
+        CAPTURE(arch);
+        ModelShape shape = shape_of(arch, top_k, period, static_cast<uint64_t>(seed));
+        shape.type = "F32";
+        const TemporaryModel file(shape);
+        const Program program = model::build(file.file, kLong).program;
+        std::mt19937 random(10);
+        const auto text = tests::random_texts({45}, 260, random);
+        const auto gpu = run(kGpu.make(), program, RecurrentTexts(program, text), nullptr)[0];
+        const auto expected = tests::reference_logits(program, text[0]);
+        int32_t close = 0;  // tokens before the first that differs
+        for (size_t t = 0; t < gpu.size(); ++t) {
+            double error = 0;
+            for (size_t v = 0; v < gpu[t].size(); ++v)
+                error = tests::larger(error, std::fabs(double{gpu[t][v]} - expected[t][v]));
+            if (!(error < 0.01)) break;
+            ++close;
+        }
+        CHECK(close >= top_k + 6);
     }
 }
 

@@ -75,7 +75,10 @@ void launch_wide(Stream &stream, AttentionParams params, Way way, uint32_t block
     if (params.k != nullptr)
         simt::run_kernel(stream, attention_append_kernel(), {blocks, kAppendShared}, params);
     params.side_by_side = way == Way::Decode ? items : way == Way::Prefill ? 0 : items / 2;
-    simt::run_kernel(stream, attention_wide_kernel(), {blocks, attention_wide_shared()}, params);
+    if (params.chosen != nullptr)
+        simt::run_kernel(stream, attention_chosen_kernel(), {blocks, attention_chosen_shared()}, params);
+    else
+        simt::run_kernel(stream, attention_wide_kernel(), {blocks, attention_wide_shared()}, params);
 }
 
 // Compares the output of decode, quantized by the blocks that complete it, with a separate quantization.
@@ -190,9 +193,11 @@ std::vector<reference::Row> exact(const Problem &p, const Result &result) {
             const reference::Row q = exact_queries(p, token, position),
                                  sink_q =
                                      exact_queries(p, token, std::min(position, a.window + a.sink_cells - 1));
-            rows.push_back(reference::attention_heads(a, q, k, v, cell, reference::to_row(p.sinks), sink_q,
-                                                      reference::to_row(p.slopes), {},
-                                                      sequence.common_end()));
+            const auto top_k = static_cast<size_t>(p.shape.top_k);
+            const reference::Row chosen = reference::to_row(p.chosen);
+            rows.push_back(reference::attention_heads(
+                a, q, k, v, cell, reference::to_row(p.sinks), sink_q, reference::to_row(p.slopes),
+                std::span(chosen).subspan(token * top_k, top_k), sequence.common_end()));
             const auto width = static_cast<size_t>(a.head_dim_v);
             for (size_t at = 0; at < rows.back().size() && p.shape.rotates_v(); at += width)
                 reference::hadamard(std::span(rows.back()).subspan(at, width));
@@ -220,6 +225,21 @@ void check_close(const Problem &p, const Result &result) {
         REQUIRE(error <= tolerance);
     }
 }
+
+namespace {
+
+// The choice of the next token, which is in cell `own`.
+void choose(Problem &p, testing::Random &random, int32_t own) {
+    std::vector<int32_t> cells(static_cast<size_t>(own) + 1);
+    std::iota(cells.begin(), cells.end(), 0);
+    for (size_t i = cells.size(); i > 1; --i) std::swap(cells[i - 1], cells[random.below(i)]);
+    cells.resize(std::min(cells.size(), static_cast<size_t>(p.shape.top_k)));
+    std::ranges::sort(cells);
+    cells.resize(static_cast<size_t>(p.shape.top_k), -1);
+    for (const int32_t cell : cells) p.chosen.push_back(static_cast<float>(cell));
+}
+
+}  // namespace
 
 Problem make_problem(const Shape &shape, uint64_t seed) {
     testing::Random random(seed);
@@ -260,6 +280,8 @@ Problem make_problem(const Shape &shape, uint64_t seed) {
     for (size_t s = 0; s < shape.sequences.size(); ++s)
         for (int32_t b = 0; b < (shape.sequences[s].past + shape.sequences[s].count + 31) / 32; ++b)
             p.tables[s * size(p.table_stride) + size(b)] = ids[next++];
+    for (const Sequence &s : shape.sequences)
+        for (int32_t own = s.past; own < s.past + s.count && shape.top_k > 0; ++own) choose(p, random, own);
     return p;
 }
 
@@ -282,6 +304,8 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
         const int32_t mine = (s.count * (a.heads / a.kv_heads) + 15) / 16;
         tiles = std::max(tiles, mine);
         items += mine * a.kv_heads * ((s.past + s.count + 255) / 256 + (a.sink_cells + 255) / 256);
+        if (shape.top_k > 0)  // the tiles of every token
+            items += s.count * ((a.heads / a.kv_heads + 15) / 16) * a.kv_heads * ((shape.top_k + 255) / 256);
     }
     const Buffer<SequenceInfo> sequences(stream, infos, "sequences");
     const Buffer<int32_t> count(stream, std::vector{static_cast<int32_t>(infos.size())}, "sequence count");
@@ -291,6 +315,7 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     };
     const Buffer<float> q_norm = optional(p.q_norm, "q norm"), k_norm = optional(p.k_norm, "k norm");
     const Buffer<float> slopes = optional(p.slopes, "slopes");
+    const Buffer<float> chosen(stream, p.chosen.empty() ? std::vector<float>{0} : p.chosen, "chosen cells");
     const Buffer<float> sinks = optional(p.sinks, "sinks"), factors = optional(p.factors, "factors");
     const Buffer<float> partial(stream, static_cast<size_t>(attention_partial_floats(items, a.head_dim_v)),
                                 "partial");
@@ -338,6 +363,10 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     params.sink_cells = a.sink_cells, params.sink_position = a.window + a.sink_cells - 1;
     params.norm_after_rope = a.norm_after_rope;
     params.max_tiles = tiles;
+    if (shape.top_k > 0) {
+        params.chosen = chosen.data(), params.chosen_stride = params.chosen_count = shape.top_k;
+        params.tokens = p.tokens();
+    }
 
     if (shape.latent) params.v = nullptr;
     if (filled) params.k = params.v = nullptr;
@@ -393,6 +422,7 @@ Problem tail_of(const Problem &p, const Result &whole, int32_t past) {
     };
     cut(tail.q, a.heads * a.head_dim_k), cut(tail.k, a.kv_heads * a.head_dim_k),
         cut(tail.v, a.kv_heads * a.head_dim_v);
+    cut(tail.chosen, p.shape.top_k);
     tail.positions = std::vector<int32_t>(p.positions.begin() + past, p.positions.begin() + count);
     return tail;
 }
@@ -411,6 +441,7 @@ Problem alone(const Problem &p, size_t sequence) {
     one.old_k = {p.old_k[sequence]}, one.old_v = {p.old_v[sequence]};
     one.q = rows(p.q, a.heads * a.head_dim_k), one.k = rows(p.k, a.kv_heads * a.head_dim_k);
     one.v = rows(p.v, a.kv_heads * a.head_dim_v), one.positions = rows(p.positions, 1);
+    one.chosen = rows(p.chosen, p.shape.top_k);
     if (!p.factors.empty()) one.factors = rows(p.factors, 1);
     one.tables.assign(p.tables.begin() + index * p.table_stride,
                       p.tables.begin() + (index + 1) * p.table_stride);

@@ -30,14 +30,17 @@ struct Shape {
     int32_t first_position = 0;  // of every sequence's cell 0
     bool latent = false;         // values are the first dimensions of the keys
     bool slopes = false;         // biases by distance
+    int32_t top_k = 0;           // chosen cells of a token; 0: none are chosen, it attends to all
 
-    bool wide() const { return kernels::cuda::is_wide(latent, step.head_dim_k, step.head_dim_v); }
+    bool wide() const {
+        return top_k > 0 || kernels::cuda::is_wide(latent, step.head_dim_k, step.head_dim_v);
+    }
     bool rotates_k() const { return !latent && kernels::rotates_keys(k_type); }
     bool rotates_v() const { return !latent && kernels::rotates_values(v_type); }
 };
 
 // Narrow heads: Split runs sequences of up to 16 rows by decode, the others by prefill.
-// Wide heads: Decode runs splits side by side, Prefill in order; Split has memory for half of them only.
+// Wide heads, and chosen cells: Decode runs splits side by side, Prefill in order; Split has memory for half of them only.
 enum class Way { Decode, Prefill, Split };
 
 // A batch on the host: inputs and exact results.
@@ -50,6 +53,7 @@ struct Problem {
     std::vector<int32_t> tables;
     int64_t table_stride = 0;
     int32_t blocks = 0;
+    std::vector<float> chosen = {};  // [token][top_k], random cells in ascending order, then -1
 
     int32_t tokens() const { return static_cast<int32_t>(positions.size()); }
 };
