@@ -346,7 +346,8 @@ asan_long := families: logits agree *,families: the CPU*,contradictions: a *,spa
 asan_long := $(asan_long),tensor split: every *,tensor split: * give the bits of one,--mtp: on *,chat: other answers*,bench --compare*
 asan_long := $(asan_long),inspect --plan --devices*,quantize: awq *,quantize: gptq *,cpu backend: * instruction sets change no bit
 asan_long := $(asan_long),several GPUs: * the bits of one*,several GPUs: batches*,eagle3: every family*,cuda both ways: random*
-asan_long := $(asan_long),* draft: the text is the same*
+asan_long := $(asan_long),* draft: the text is the same*,sparse attention: a tensor split*,cuda chosen attention: a row*
+asan_long := $(asan_long),cuda block attention: random*
 asan asan-sample: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \
