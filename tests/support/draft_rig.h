@@ -1,4 +1,4 @@
-// What the tests of draft blocks and of EAGLE-3 heads share: drafts of a DraftBlock, and answers with it.
+// What the tests of drafters share that use the model's hidden states: drafts of a StateDrafter, and answers with it.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -14,13 +14,23 @@
 #include <vector>
 
 #include "engine/decode/single_sequence.h"
-#include "engine/decode/speculation/draft_block.h"
 #include "engine/decode/speculation/speculator.h"
+#include "engine/decode/speculation/state_draft.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/support/answers.h"
 
 namespace runnel::testing {
 
 inline constexpr int32_t kRigContext = 160, kRigVocab = 260;
+
+// Where a model and its drafter run. Gpu: the emulated one. Several: CPUs with a part of the layers each.
+enum class On { Cpu, Gpu, Several };
+
+inline std::unique_ptr<kernels::Backend> backend_on(On device, int threads = 1) {
+    if (device == On::Gpu) return kernels::cuda::make_cuda_backend(0);
+    return kernels::cpu::make_cpu_backend(threads);
+}
 
 inline decode::SamplingOptions sampling_of(float temperature, uint64_t seed = 5) {
     decode::SamplingOptions how;
@@ -175,6 +185,22 @@ void check_common_passes(Rig &rig, Rig &other, const std::vector<decode::TokenId
             CHECK(drafts[i].tokens.size() == static_cast<size_t>(asked[i].most));
         }
     }
+}
+
+// A drafter that needs a state makes no draft for an empty sequence, for one that is not cached, and beyond the context.
+template <class Rig>
+void check_no_drafts(Rig &rig) {
+    decode::SingleSequence sequence(rig.executor);
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+    REQUIRE(sequence.feed(text_of(1, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.size() == 8);
+    REQUIRE(sequence.feed(text_of(kRigContext - 4, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.size() == 2);
+    REQUIRE(sequence.feed(text_of(2, 1)));
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+    sequence.truncate(10);
+    sequence.entry().evict();
+    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
 }
 
 struct Texts {

@@ -1,5 +1,5 @@
-// Drafts made from the model's hidden states (hidden_states.h): by the file's own draft blocks (draft_block.h), by an
-// EAGLE-3 head (the same), or by an assistant that reads the model's cache (assistant.h).
+// Drafts made from the model's hidden states (hidden_states.h): by the file's own draft blocks or an EAGLE-3 head
+// (draft_block.h), by a Gemma 4 assistant (assistant_draft.h), or by a DFlash drafter (dflash_draft.h).
 #pragma once
 
 #include <atomic>

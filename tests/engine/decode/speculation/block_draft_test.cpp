@@ -36,13 +36,6 @@ namespace {
 constexpr int32_t kContext = kRigContext;
 static_assert(kDraftVocab == kRigVocab);
 
-enum class On { Cpu, Gpu };  // the emulated one
-
-std::unique_ptr<kernels::Backend> backend_on(On device, int threads = 1) {
-    if (device == On::Gpu) return kernels::cuda::make_cuda_backend(0);
-    return kernels::cpu::make_cpu_backend(threads);
-}
-
 // A model and its draft block on a device.
 struct Rig {
     Rig(const gguf::File &file, int threads = 1, int32_t batch = 48, On device = On::Cpu)

@@ -38,13 +38,6 @@ constexpr int32_t kContext = kRigContext;
 constexpr int64_t kVocab = kEagleVocab, kWidth = kEagleWidth;
 static_assert(kVocab == kRigVocab);
 
-enum class On { Cpu, Gpu, Several };  // the emulated one; CPUs with a part of the layers each
-
-std::unique_ptr<kernels::Backend> backend_on(On device, int threads = 1) {
-    if (device == On::Gpu) return kernels::cuda::make_cuda_backend(0);
-    return kernels::cpu::make_cpu_backend(threads);
-}
-
 std::unique_ptr<kernels::Backend> target_on(On device, int threads) {
     if (device != On::Several) return backend_on(device, threads);
     std::vector<std::unique_ptr<kernels::Backend>> backends;
@@ -306,15 +299,5 @@ TEST_CASE(
     "eagle draft: no draft for an empty sequence, one that is not cached, or at the end of the context") {
     EaglePair pair;
     Rig rig(pair);
-    SingleSequence sequence(rig.executor);
-    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
-    REQUIRE(sequence.feed(text_of(1, 1)));
-    CHECK(rig.draft(sequence, 5, 8).tokens.size() == 8);
-    REQUIRE(sequence.feed(text_of(kContext - 4, 1)));
-    CHECK(rig.draft(sequence, 5, 8).tokens.size() == 2);
-    REQUIRE(sequence.feed(text_of(2, 1)));
-    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
-    sequence.truncate(10);
-    sequence.entry().evict();
-    CHECK(rig.draft(sequence, 5, 8).tokens.empty());
+    check_no_drafts(rig);
 }
