@@ -48,10 +48,13 @@ LDFLAGS += $(SANITIZE) -pthread $(if $(SANITIZE),,-static-libstdc++ -static-libg
 
 ISA =
 # The same kernels are compiled for several instruction sets, named in the file name, and chosen at run time.
-%_avx2.o: ISA = -mavx2 -mfma -mf16c -mbmi2
+avx2 = -mavx2 -mfma -mf16c -mbmi2
 # (GCC 12 warns about the deliberately undefined operands of its own AVX-512 intrinsics: PR 105593.)
-%_avx512.o: ISA = -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512 \
+avx512 = $(avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512 \
   -Wno-uninitialized -Wno-maybe-uninitialized
+%_avx2.o: ISA = $(if $(isas),$(avx2))
+%_avx512.o: ISA = $(if $(isas),$(avx512))
+%_amx.o: ISA = $(avx512) -mamx-tile -mamx-int8
 
 # CUDA: if nvcc exists, kernels/cuda/ is compiled for CUDA_ARCHS and linked in (the runtime statically, so that the
 # program also runs without a driver); otherwise devices_absent.cpp takes its place.
@@ -94,6 +97,7 @@ ISAS ?= avx2 avx512
 native_isa = $(firstword $(shell grep -owm1 avx512_vnni /proc/cpuinfo | sed s/_vnni//; grep -owm1 avx2 /proc/cpuinfo))
 isas := $(if $(filter x86_64%,$(shell $(CXX) -dumpmachine)),$(if $(filter native,$(ISAS)),$(native_isa),$(ISAS)))
 without = $(foreach i,$(filter-out $(1),avx2 avx512),kernels/cpu/%_$(i).cpp) $(1:%=kernels/cpu/%_absent.cpp) \
+  $(if $(filter avx512,$(1)),,kernels/cpu/%_amx.cpp) \
   $(if $(isas),,gguf/group_search_avx%)
 all_sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' -not -path 'kernels/mpi/*' 2>/dev/null)
 # DEMO=1: only the commands of engine/commands/cli/command_entries_demo.cpp, without what only others use.

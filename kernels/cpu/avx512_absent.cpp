@@ -1,4 +1,4 @@
-// In place of the AVX-512 kernels where they are not compiled: empty tables, which cpu_has_avx512() recognizes.
+// In place of the kernels for AVX-512 and AMX where they are not compiled: empty tables, which cpu_has_avx512() recognizes.
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/scan.h"
 #include "kernels/cpu/unfused_attention.h"
@@ -7,6 +7,7 @@
 namespace runnel::kernels::cpu {
 
 const LinearKernels kLinearAvx512{};
+const LinearKernels kLinearAmx{};
 constinit const VectorKernels kVectorAvx512{};
 constinit const AttentionKernels kAttentionAvx512{};
 constinit const ScanKernels kScanAvx512{};

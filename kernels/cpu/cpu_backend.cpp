@@ -28,7 +28,8 @@ namespace {
 // Unit of work of a matrix product, in tiles of 16 rows (the height of a weight tile). Units handed out
 // dynamically are large enough for a steady stream of reads and small enough to balance the load.
 constexpr int64_t kTileRows = 16;
-constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles
+constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles; the latter at least
+constexpr int64_t kUnitsPerThread = 4;                  // at least
 // Up to this many tokens a pass is bound by reading weights, so each thread reads one long range and
 // prefetches its continuation. (If threads took single units instead, a pass of 12 tokens would take a fifth
 // longer: each thread would prefetch bytes that another one reads.)
@@ -48,7 +49,8 @@ struct Isa {
 
 // Throws unless the CPU has the instruction set `name`. An empty name means the best one.
 Isa choose_isa(const std::string &name, const std::string &wish) {
-    const std::array<Isa, 3> all = {{
+    const std::array<Isa, 4> all = {{
+        {linear_amx(), vector_avx512(), attention_avx512(), &kScanAvx512},
         {linear_avx512(), vector_avx512(), attention_avx512(), &kScanAvx512},
         {linear_avx2(), vector_avx2(), attention_avx2(), &kScanAvx2},
         {&linear_scalar(), &vector_scalar(), &attention_scalar(), &kScanScalar},
@@ -57,7 +59,7 @@ Isa choose_isa(const std::string &name, const std::string &wish) {
         if (isa.linear && isa.vector && isa.attention && (name.empty() || name == isa.linear->name))
             return isa;
     throw BackendError(BackendError::Kind::Failed,
-                       wish + ": not supported by this CPU (choose avx512, avx2 or scalar)");
+                       wish + ": not supported by this CPU (choose amx, avx512, avx2 or scalar)");
 }
 
 Isa isa_of_environment() {
@@ -513,14 +515,17 @@ void CpuBackend::multiply(const Weight &w, const Destination &to, const Worker &
     const bool decode = worker.rows <= kDecodeTokens;
     if (decode)
         pool_->for_ranges_ahead(worker.thread, tiles, body, kGrainDecode, loop);
-    else
+    else {
+        const int64_t grain = std::clamp(tiles / (kUnitsPerThread * pool_->threads()), kGrainPrefill,
+                                         isa_.linear->rows_at_once / kTileRows);
         pool_->for_each(
-            worker.thread, (tiles + kGrainPrefill - 1) / kGrainPrefill,
+            worker.thread, (tiles + grain - 1) / grain,
             [&](int64_t unit) {
-                const int64_t end = std::min((unit + 1) * kGrainPrefill, tiles);
-                body(unit * kGrainPrefill, end, end < tiles ? end : -1);
+                const int64_t end = std::min((unit + 1) * grain, tiles);
+                body(unit * grain, end, end < tiles ? end : -1);
             },
             loop);
+    }
 }
 
 void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {

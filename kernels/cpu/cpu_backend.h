@@ -18,7 +18,7 @@ namespace runnel::kernels::cpu {
 // BackendError if this CPU lacks them.
 std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instructions = {});
 
-// The instruction set of the default kernels: "avx512", "avx2" or "scalar". The environment variable
+// The instruction set of the default kernels: "amx", "avx512", "avx2" or "scalar". The environment variable
 // RUNNEL_CPU can select a lower one; selecting one that the CPU lacks throws BackendError.
 std::string instruction_set();
 

@@ -40,4 +40,8 @@ const LinearKernels *linear_avx512() {
     return cpu_has_avx512() ? &kLinearAvx512 : nullptr;
 }
 
+const LinearKernels *linear_amx() {
+    return cpu_has_amx() ? &kLinearAmx : nullptr;
+}
+
 }  // namespace runnel::kernels::cpu

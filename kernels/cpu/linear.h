@@ -28,7 +28,7 @@ ActFormat act_format(gguf::Type weight);
 size_t packed_bytes(ActFormat format, int64_t cols, int32_t tokens);
 
 struct LinearKernels {
-    const char *name;  // "scalar", "avx2", "avx512"
+    const char *name;  // "scalar", "avx2", "avx512", "amx"
 
     // Packs columns [col0, col1) of tokens [t0, t1) of x (token t starts at x + t * x_stride) into `packed`,
     // the buffer of all `tokens` tokens. col0 is a multiple of 256; col1 is a multiple of 256 or equals cols.
@@ -49,6 +49,10 @@ struct LinearKernels {
 
     // out[0..cols) = the row's values, bit-exact with ggml's dequantization.
     void (*dequantize)(gguf::Type type, const std::byte *row, int64_t cols, float *out);
+
+    // Rows that a call of multiply() with many tokens should have, if there are enough for all threads: it reads
+    // the activations once for so many.
+    int32_t rows_at_once = 32;
 };
 
 const LinearKernels &linear_scalar();
@@ -56,5 +60,7 @@ const LinearKernels &linear_scalar();
 const LinearKernels *linear_avx2();
 // Null when this CPU or operating system lacks the instructions: as AVX2, and AVX-512 F, BW, DQ, VL, VNNI.
 const LinearKernels *linear_avx512();
+// Null when this CPU or operating system lacks the instructions: as AVX-512, and AMX with 8-bit integers.
+const LinearKernels *linear_amx();
 
 }  // namespace runnel::kernels::cpu

@@ -271,13 +271,76 @@ void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task ta
     }
 }
 
+// Calls f with a value of the type's engine; of plain formats and others, does nothing.
+template <template <typename> class Engine32, template <typename> class Engine256, typename Function>
+void with_engine(gguf::Type type, Function f) {
+    using gguf::Type;
+    switch (type) {
+        case Type::Q4_0:
+            return f(Engine32<FormatQ4_0>{});
+        case Type::Q4_1:
+            return f(Engine32<FormatQ4_1>{});
+        case Type::Q5_0:
+            return f(Engine32<FormatQ5_0>{});
+        case Type::Q5_1:
+            return f(Engine32<FormatQ5_1>{});
+        case Type::Q8_0:
+            return f(Engine32<FormatQ8_0>{});
+        case Type::IQ4_NL:
+            return f(Engine32<FormatIQ4_NL>{});
+        case Type::MXFP4:
+            return f(Engine32<FormatMXFP4>{});
+        case Type::NVFP4:
+            return f(Engine32<FormatNVFP4>{});
+        case Type::Q1_0:
+            return f(Engine32<FormatQ1_0>{});
+        case Type::Q2_0:
+            return f(Engine32<FormatQ2_0>{});
+        case Type::PQ2_0:
+            return f(Engine32<FormatPQ2_0>{});
+        case Type::PTQ1_0:
+            return f(Engine32<FormatPTQ1_0>{});
+        case Type::Q2_K:
+            return f(Engine256<FormatQ2_K>{});
+        case Type::Q3_K:
+            return f(Engine256<FormatQ3_K>{});
+        case Type::Q4_K:
+            return f(Engine256<FormatQ4_K>{});
+        case Type::Q5_K:
+            return f(Engine256<FormatQ5_K>{});
+        case Type::Q6_K:
+            return f(Engine256<FormatQ6_K>{});
+        case Type::IQ4_XS:
+            return f(Engine256<FormatIQ4_XS>{});
+        case Type::TQ1_0:
+            return f(Engine256<FormatTQ1_0>{});
+        case Type::TQ2_0:
+            return f(Engine256<FormatTQ2_0>{});
+        case Type::IQ2_XXS:
+            return f(Engine256<FormatGrid<gguf::BlockIQ2_XXS>>{});
+        case Type::IQ2_XS:
+            return f(Engine256<FormatGrid<gguf::BlockIQ2_XS>>{});
+        case Type::IQ2_S:
+            return f(Engine256<FormatGrid<gguf::BlockIQ2_S>>{});
+        case Type::IQ3_XXS:
+            return f(Engine256<FormatGrid<gguf::BlockIQ3_XXS>>{});
+        case Type::IQ3_S:
+            return f(Engine256<FormatGrid<gguf::BlockIQ3_S>>{});
+        case Type::IQ1_S:
+            return f(Engine256<FormatGrid<gguf::BlockIQ1_S>>{});
+        case Type::IQ1_M:
+            return f(Engine256<FormatGrid<gguf::BlockIQ1_M>>{});
+        default:
+            return;
+    }
+}
+
 template <template <typename> class Engine32, template <typename> class Engine256>
 void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t row0, int64_t row1,
               const void *packed, int32_t tokens, float *out, int64_t out_stride, void *scratch,
               const std::byte *next) {
     using gguf::Type;
     if (row0 >= row1) return;
-    const Task task{cols, packed, tokens, out, out_stride, kRows, scratch, nullptr};
     switch (type) {
         case Type::F32:
             return multiply_plain<PlainF32>(weights, cols, row0, row1, packed, tokens, out, out_stride);
@@ -285,63 +348,12 @@ void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t r
             return multiply_plain<PlainF16>(weights, cols, row0, row1, packed, tokens, out, out_stride);
         case Type::BF16:
             return multiply_plain<PlainBF16>(weights, cols, row0, row1, packed, tokens, out, out_stride);
-        case Type::Q4_0:
-            return multiply_rows<Engine32<FormatQ4_0>>(weights, row0, row1, task, next);
-        case Type::Q4_1:
-            return multiply_rows<Engine32<FormatQ4_1>>(weights, row0, row1, task, next);
-        case Type::Q5_0:
-            return multiply_rows<Engine32<FormatQ5_0>>(weights, row0, row1, task, next);
-        case Type::Q5_1:
-            return multiply_rows<Engine32<FormatQ5_1>>(weights, row0, row1, task, next);
-        case Type::Q8_0:
-            return multiply_rows<Engine32<FormatQ8_0>>(weights, row0, row1, task, next);
-        case Type::IQ4_NL:
-            return multiply_rows<Engine32<FormatIQ4_NL>>(weights, row0, row1, task, next);
-        case Type::MXFP4:
-            return multiply_rows<Engine32<FormatMXFP4>>(weights, row0, row1, task, next);
-        case Type::NVFP4:
-            return multiply_rows<Engine32<FormatNVFP4>>(weights, row0, row1, task, next);
-        case Type::Q1_0:
-            return multiply_rows<Engine32<FormatQ1_0>>(weights, row0, row1, task, next);
-        case Type::Q2_0:
-            return multiply_rows<Engine32<FormatQ2_0>>(weights, row0, row1, task, next);
-        case Type::PQ2_0:
-            return multiply_rows<Engine32<FormatPQ2_0>>(weights, row0, row1, task, next);
-        case Type::PTQ1_0:
-            return multiply_rows<Engine32<FormatPTQ1_0>>(weights, row0, row1, task, next);
-        case Type::Q2_K:
-            return multiply_rows<Engine256<FormatQ2_K>>(weights, row0, row1, task, next);
-        case Type::Q3_K:
-            return multiply_rows<Engine256<FormatQ3_K>>(weights, row0, row1, task, next);
-        case Type::Q4_K:
-            return multiply_rows<Engine256<FormatQ4_K>>(weights, row0, row1, task, next);
-        case Type::Q5_K:
-            return multiply_rows<Engine256<FormatQ5_K>>(weights, row0, row1, task, next);
-        case Type::Q6_K:
-            return multiply_rows<Engine256<FormatQ6_K>>(weights, row0, row1, task, next);
-        case Type::IQ4_XS:
-            return multiply_rows<Engine256<FormatIQ4_XS>>(weights, row0, row1, task, next);
-        case Type::TQ1_0:
-            return multiply_rows<Engine256<FormatTQ1_0>>(weights, row0, row1, task, next);
-        case Type::TQ2_0:
-            return multiply_rows<Engine256<FormatTQ2_0>>(weights, row0, row1, task, next);
-        case Type::IQ2_XXS:
-            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ2_XXS>>>(weights, row0, row1, task, next);
-        case Type::IQ2_XS:
-            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ2_XS>>>(weights, row0, row1, task, next);
-        case Type::IQ2_S:
-            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ2_S>>>(weights, row0, row1, task, next);
-        case Type::IQ3_XXS:
-            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ3_XXS>>>(weights, row0, row1, task, next);
-        case Type::IQ3_S:
-            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ3_S>>>(weights, row0, row1, task, next);
-        case Type::IQ1_S:
-            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ1_S>>>(weights, row0, row1, task, next);
-        case Type::IQ1_M:
-            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ1_M>>>(weights, row0, row1, task, next);
         default:
-            return;
+            break;
     }
+    const Task task{cols, packed, tokens, out, out_stride, kRows, scratch, nullptr};
+    with_engine<Engine32, Engine256>(
+        type, [&](auto engine) { multiply_rows<decltype(engine)>(weights, row0, row1, task, next); });
 }
 
 template <template <typename> class Engine256>

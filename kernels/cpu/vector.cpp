@@ -2,6 +2,12 @@
 
 #include <cmath>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "kernels/cpu/vector_tables.h"
 
 namespace runnel::kernels::cpu {
@@ -21,12 +27,32 @@ bool cpu_has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+
+// (GCC 12 does not know AMX by name.)
+bool cpu_has_amx() {
+    static const bool has = [] {
+        constexpr unsigned tile = 1u << 24, int8 = 1u << 25;         // CPUID 7: EDX
+        constexpr unsigned tile_state = 1u << 17 | 1u << 18;         // XCR0
+        constexpr long ask_for_state = 0x1023, kind_tile_data = 18;  // arch_prctl(2): ARCH_REQ_XCOMP_PERM
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        if (!cpu_has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile) == 0 ||
+            (d & int8) == 0)
+            return false;
+        asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+        return (a & tile_state) == tile_state && syscall(SYS_arch_prctl, ask_for_state, kind_tile_data) == 0;
+    }();
+    return has;
+}
 #else
 bool cpu_has_avx2() {
     return false;
 }
 
 bool cpu_has_avx512() {
+    return false;
+}
+
+bool cpu_has_amx() {
     return false;
 }
 #endif

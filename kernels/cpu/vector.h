@@ -87,6 +87,8 @@ const VectorKernels *vector_avx512();  // null if the CPU lacks AVX-512 F, BW, D
 // Whether this CPU has the instructions and this build the kernels (avx2_absent.cpp, avx512_absent.cpp).
 bool cpu_has_avx2();
 bool cpu_has_avx512();
+// Whether there is AMX with 8-bit integers too. The first call asks Linux to let this process use it.
+bool cpu_has_amx();
 
 // cos and sin of every pair of a table at a position, times its magnitude, computed in double precision.
 // cos, sin: [inv_freq.size()].

@@ -114,7 +114,7 @@ void check_equal(const Logits2 &a, const Logits2 &b, const std::string &what) {
 const std::vector<const char *> &instruction_sets() {
     static const std::vector<const char *> available = [] {
         std::vector<const char *> names = {"scalar"};
-        for (const char *name : {"avx2", "avx512"}) {
+        for (const char *name : {"avx2", "avx512", "amx"}) {
             setenv("RUNNEL_CPU", name, 1);
             try {
                 cpu::instruction_set();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/cpu/linear_packed.h"
+#include "tests/kernels/cpu/emulated_amx.h"
 #include "tests/kernels/cpu/random_blocks.h"
 
 using namespace runnel;
@@ -47,7 +48,7 @@ std::unique_ptr<std::byte[]> exact_copy(const std::vector<std::byte> &bytes) {
 
 std::vector<const LinearKernels *> vector_kernels() {
     std::vector<const LinearKernels *> found;
-    for (const LinearKernels *k : {linear_avx2(), linear_avx512()})
+    for (const LinearKernels *k : {linear_avx2(), linear_avx512(), linear_amx()})
         if (k != nullptr) found.push_back(k);
     return found;
 }
@@ -235,10 +236,53 @@ TEST_CASE("linear: every path is bit-equal to the scalar code") {
         }
 }
 
+TEST_CASE("linear: many rows and columns are bit-equal to the scalar code") {
+    std::mt19937 random(kSeed + 6);
+    const int64_t rows = 110, cols = 8448;  // more than AMX's kernels unpack at once
+    const int32_t tokens = 35;
+    for (gguf::Type type : {gguf::Type::Q4_0, gguf::Type::Q4_K, gguf::Type::Q6_K}) {
+        const std::vector<std::byte> weights = random_weights(type, rows, cols, random);
+        const std::vector<float> x = random_activations(cols * tokens, random);
+        const auto product = [&](const LinearKernels &kernels) {
+            return run(kernels, type, weights.data(), cols, 0, rows, x.data(), cols, tokens);
+        };
+        const std::vector<float> expected = product(linear_scalar());
+        for (const LinearKernels *kernels : vector_kernels()) {
+            CAPTURE(kernels->name);
+            CAPTURE(name_of(type));
+            CHECK(same_bits(expected, product(*kernels)));
+        }
+    }
+}
+
+TEST_CASE("linear: AMX's kernels with emulated tiles are bit-equal to the scalar code") {
+    using gguf::Type;
+    const LinearKernels *emulated = runnel::tests::emulated_amx();
+    if (emulated == nullptr) return;  // a CPU without AVX-512, where AMX is not either
+    std::mt19937 random(kSeed + 7);
+    for (Type type : {Type::Q4_0, Type::Q5_1, Type::NVFP4, Type::PTQ1_0, Type::Q2_K, Type::Q4_K, Type::Q6_K,
+                      Type::IQ1_S})
+        for (int64_t cols : {64, 288, 512, 2304})
+            for (auto [row0, row1] : {std::pair<int64_t, int64_t>{0, 20}, {2, 9}}) {
+                if (!accepts(type, cols)) continue;
+                const int32_t tokens = row0 == 0 ? 35 : 16;
+                CAPTURE(name_of(type));
+                CAPTURE(cols);
+                CAPTURE(row0);
+                const std::unique_ptr<std::byte[]> weights =
+                    exact_copy(random_weights(type, row1, cols, random));
+                const std::vector<float> x = random_activations(cols * tokens, random);
+                const auto product = [&](const LinearKernels &kernels) {
+                    return run(kernels, type, weights.get(), cols, row0, row1, x.data(), cols, tokens);
+                };
+                CHECK(same_bits(product(linear_scalar()), product(*emulated)));
+            }
+}
+
 TEST_CASE("linear: extremes of the integer range give the scalar code's bits") {
     std::mt19937 random(kSeed + 4);
     const int64_t rows = 17, cols = 512;
-    const int32_t most = 9;
+    const int32_t most = 17;
     for (gguf::Type type : kLinearTypes)
         for (Fill fill : {Fill::Ones, Fill::Zeros})
             for (int pattern = 0; pattern < 3; ++pattern) {
@@ -249,7 +293,7 @@ TEST_CASE("linear: extremes of the integer range give the scalar code's bits") {
                 const std::vector<float> expected =
                     run(linear_scalar(), type, weights.data(), cols, 0, rows, x.data(), cols, most);
                 for (const LinearKernels *kernels : vector_kernels())
-                    for (int32_t tokens : {1, 3, most}) {
+                    for (int32_t tokens : {1, 3, 9, most}) {
                         CAPTURE(kernels->name);
                         CAPTURE(name_of(type));
                         CAPTURE(int(fill));

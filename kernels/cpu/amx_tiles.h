@@ -1,0 +1,49 @@
+// The instructions of AMX: eight tile registers of up to 16 rows of 64 bytes, and products of two of them.
+//
+// A dot product adds to tile `sums`, 16 x 16 integers of 32 bits, the product of tile `a` (up to 16 rows of up to 64
+// signed bytes: activations, a token per row) and tile `b` (for each four columns of `a` a row, whose lane n holds four
+// bytes: weights of matrix row n, as linear_tile.h unpacks them). It takes 16 clocks whatever the columns: 1,024
+// multiply-adds per clock with 64 of them, 16 times as many as vpdpbusd. (GCC's intrinsics take the number of a register
+// only as a literal, so these are functions of their own.)
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/amx_shapes.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+// Sets the shapes, and all tiles to 0.
+[[gnu::always_inline]] inline void use_tiles(const TileShapes &shapes) {
+    asm volatile("ldtilecfg %0" : : "m"(shapes));
+}
+// Afterwards the thread has no tiles, which switches between threads would save.
+[[gnu::always_inline]] inline void release_tiles() {
+    asm volatile("tilerelease");
+}
+template <int tile>
+[[gnu::always_inline]] inline void zero_tile() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(tile));
+}
+template <int tile>
+[[gnu::always_inline]] inline void load_tile(const void *p, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(tile) : "memory");
+}
+template <int tile>
+[[gnu::always_inline]] inline void store_tile(void *p, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(tile) : "memory");
+}
+// Both operands are signed.
+template <int sums, int a, int b>
+[[gnu::always_inline]] inline void dot_tiles() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(a), "i"(b));
+}
+// Those of `b` are unsigned.
+template <int sums, int a, int b>
+[[gnu::always_inline]] inline void dot_tiles_unsigned() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(a), "i"(b));
+}
+
+}  // namespace
+}  // namespace runnel::kernels::cpu
