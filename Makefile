@@ -351,7 +351,10 @@ asan_long := $(asan_long),tensor split: every *,tensor split: * give the bits of
 asan_long := $(asan_long),inspect --plan --devices*,quantize: awq *,quantize: gptq *,cpu backend: * instruction sets change no bit
 asan_long := $(asan_long),several GPUs: * the bits of one*,several GPUs: batches*,eagle3: every family*,cuda both ways: random*
 asan_long := $(asan_long),* draft: the text is the same*,sparse attention: a tensor split*,cuda chosen attention: a row*
-asan_long := $(asan_long),cuda block attention: random*
+asan_long := $(asan_long),cuda block attention: random*,hybrid demo: after roll-backs*,hybrid demo: an edit*,hidden states: keeping*
+asan_long := $(asan_long),processes: samples*,processes: greedy*,quantize: measuring around*,quantize: perplexity --kl-base*
+asan_long := $(asan_long),quantize: a target gives*,recurrent: on the CPU?*,next token: top-k*,next token: with grammars*
+asan_long := $(asan_long),assistant draft: drafts are the same*,cache kinds: in every type*,sparse attention: a branch*
 asan asan-sample: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \

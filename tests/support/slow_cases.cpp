@@ -8,7 +8,7 @@
 namespace runnel::testing {
 namespace {
 
-constexpr double kLong = 8;  // seconds
+constexpr double kLong = 4;  // seconds
 
 struct SlowCases : Listener {
     using Listener::Listener;
