@@ -164,7 +164,8 @@ int main(int argc, char **argv) {
     const Options o = parse(argc, argv);
     const LinearKernels *kernels = o.isa == "scalar" ? &linear_scalar()
                                    : o.isa == "avx2" ? linear_avx2()
-                                                     : o.isa == "amx" ? linear_amx() : linear_avx512();
+                                   : o.isa == "amx"  ? linear_amx()
+                                                     : linear_avx512();
     if (kernels == nullptr) return std::puts("this CPU lacks the instructions"), 1;
     std::printf("%s, %ld x %ld; n=1 in GB/s of weights, others in GMAC/s\n", kernels->name,
                 static_cast<long>(o.rows), static_cast<long>(o.cols));
