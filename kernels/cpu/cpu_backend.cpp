@@ -28,8 +28,9 @@ namespace {
 // Unit of work of a matrix product, in tiles of 16 rows (the height of a weight tile). Units handed out
 // dynamically are large enough for a steady stream of reads and small enough to balance the load.
 constexpr int64_t kTileRows = 16;
-constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles; the latter at least
-constexpr int64_t kUnitsPerThread = 4;                  // at least
+constexpr int64_t kGrainDecode = 4;  // in tiles
+// With many tokens the largest unit in this range that leaves kUnitsPerThread to each thread.
+constexpr int64_t kMinGrain = 2, kMaxGrain = 8, kUnitsPerThread = 4;
 // Up to this many tokens a pass is bound by reading weights, so each thread reads one long range and
 // prefetches its continuation. (If threads took single units instead, a pass of 12 tokens would take a fifth
 // longer: each thread would prefetch bytes that another one reads.)
@@ -516,8 +517,7 @@ void CpuBackend::multiply(const Weight &w, const Destination &to, const Worker &
     if (decode)
         pool_->for_ranges_ahead(worker.thread, tiles, body, kGrainDecode, loop);
     else {
-        const int64_t grain = std::clamp(tiles / (kUnitsPerThread * pool_->threads()), kGrainPrefill,
-                                         isa_.linear->rows_at_once / kTileRows);
+        const int64_t grain = std::clamp(tiles / (kUnitsPerThread * pool_->threads()), kMinGrain, kMaxGrain);
         pool_->for_each(
             worker.thread, (tiles + grain - 1) / grain,
             [&](int64_t unit) {

@@ -38,7 +38,7 @@ struct LinearKernels {
 
     // out[t * out_stride + r] = sum_k W[r][k] x[t][k] for r in [row0, row1) and all tokens.
     // `weights` points to row 0. Any number of rows and tokens; cols is a multiple of the
-    // type's block size. `scratch`: scratch_bytes(cols) bytes, 64-aligned, private to the
+    // type's block size. With many tokens, calls of 64 or more rows are best. `scratch`: scratch_bytes(cols) bytes, 64-aligned, private to the
     // calling thread. `next`: a prefetch hint, the bytes that this thread reads next, or
     // null.
     void (*multiply)(gguf::Type type, const std::byte *weights, int64_t cols, int64_t row0, int64_t row1,
@@ -49,10 +49,6 @@ struct LinearKernels {
 
     // out[0..cols) = the row's values, bit-exact with ggml's dequantization.
     void (*dequantize)(gguf::Type type, const std::byte *row, int64_t cols, float *out);
-
-    // Rows that a call of multiply() with many tokens should have, if there are enough for all threads: it reads
-    // the activations once for so many.
-    int32_t rows_at_once = 32;
 };
 
 const LinearKernels &linear_scalar();

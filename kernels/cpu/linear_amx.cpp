@@ -10,6 +10,6 @@
 
 namespace runnel::kernels::cpu {
 
-const LinearKernels kLinearAmx{"amx", pack_avx512, multiply_amx, scratch_bytes_amx, dequantize, kRowsAtOnce};
+const LinearKernels kLinearAmx{"amx", pack_avx512, multiply_amx, scratch_bytes_amx, dequantize};
 
 }  // namespace runnel::kernels::cpu

@@ -12,9 +12,7 @@
 // bytes are two tiles: sum(w s q) = sum(low q) + 256 sum(high q). So the sums of a block stay in the tiles, and the
 // matrix unit is the limit.
 //
-// A batch's activations can be larger than the L2 cache and are read again for each group of unpacked rows, so a group is
-// as large as half that cache. For the same reason the partial sums are computed one after the other, for all
-// rows of the group.
+// The partial sums of the contract are computed one after the other for all rows of a group, so that few are in the caches.
 //
 // Included after functions for tiles with these names: amx_tiles.h, or those that the tests emulate.
 #pragma once
@@ -28,10 +26,8 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int kTiledTokens = 16;                // with fewer, unpacking costs more than is saved
-constexpr int64_t kUnpackedBytes = 1024 << 10;  // of a group of rows
-constexpr int kMaxTiles = 16;                   // row tiles in a group
-constexpr int32_t kRowsAtOnce = 128;
+constexpr int kTiledTokens = 16;                   // with fewer, unpacking costs more than is saved
+constexpr int64_t kAmxUnpackedBytes = 1024 << 10;  // of an L2 cache of 2 MB
 
 // A stored tile: [token][matrix row].
 struct alignas(64) TileSums {
@@ -334,58 +330,29 @@ void fold_partials(const typename Engine::Tile *unpacked, int tiles, const Task 
     add_sums<Engine>(sums.total, sums.half, tiles, count);
 }
 
-template <typename Engine>
-int tiles_of_group(int64_t cols) {
-    const int64_t bytes = record_count(cols) * static_cast<int64_t>(sizeof(typename Engine::Tile));
-    const int64_t tiles = kUnpackedBytes / bytes;
-    return static_cast<int>(tiles < 1 ? 1 : tiles > kMaxTiles ? kMaxTiles : tiles);
-}
-
-// Scratch: sums, unpacked rows, and copies of fewer than kRows rows.
+// Scratch: copies of rows, sums, then unpacked tiles.
 template <typename Engine>
 void multiply_groups(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
-    using Tile = typename Engine::Tile;
-    const int64_t stride = task.cols / Engine::kGroupCols * Engine::kGroupBytes;
-    const int64_t blocks = record_count(task.cols), row_tiles = (row1 - row0 + kRows - 1) / kRows;
-    const int rows = static_cast<int>(row1 - row0 < kRows ? row1 - row0 : kRows);
-    Folding<Engine> &sums = *static_cast<Folding<Engine> *>(task.scratch);
-    Tile *unpacked = reinterpret_cast<Tile *>(&sums + 1);
-    if (rows < kRows) {  // a tile of its own, padded with copies of the last row
-        std::byte *copies = reinterpret_cast<std::byte *>(unpacked + blocks);
-        for (int64_t r = 0; r < kRows; ++r)
-            __builtin_memcpy(copies + r * stride, weights + (r < rows ? row0 + r : row1 - 1) * stride,
-                             static_cast<size_t>(stride));
-        weights = copies - row0 * stride;
-        next = nullptr;
-    }
-    // The last tile may overlap the one before.
-    const auto first_row = [&](int64_t tile) {
-        const int64_t row = row0 + tile * kRows;
-        return rows < kRows || row + kRows <= row1 ? row : row1 - kRows;
-    };
-    const auto unpack = [&](int64_t tile, Tile *to) {
-        const Rows from{weights + first_row(tile) * stride, stride};
-        task.next = tile + 1 < row_tiles ? weights + first_row(tile + 1) * stride : next;
-        for (int64_t b = 0; b < blocks; ++b)
-            Engine::unpack(from + b * kBlockBytes<Engine>, groups_in<Engine>(task.cols, b), to[b],
-                           share<Engine>(task, from, b));
-    };
-    const int most = tiles_of_group<Engine>(task.cols);
+    std::byte *copies = static_cast<std::byte *>(task.scratch);
+    const RowTiles rows = row_tiles<Engine>(weights, row0, row1, task.cols, copies);
+    auto *sums = reinterpret_cast<Folding<Engine> *>(copies + record_count(task.cols) * kCopyBytes);
+    const auto stored = static_cast<__mmask16>((1u << rows.rows()) - 1);
     int shape = 0;
-    for (int64_t tile0 = 0; tile0 < row_tiles; tile0 += most) {
-        const int tiles = static_cast<int>(row_tiles - tile0 < most ? row_tiles - tile0 : most);
-        for (int r = 0; r < tiles; ++r) unpack(tile0 + r, unpacked + r * blocks);
-        for (int32_t t0 = 0; t0 < task.tokens; t0 += Engine::kTokensAtOnce) {
-            const int32_t left = task.tokens - t0;
-            const int count = left < Engine::kTokensAtOnce ? left : Engine::kTokensAtOnce;
-            if (count != shape) Engine::shape_tiles(shape = count);
-            fold_partials<Engine>(unpacked, tiles, task, t0, count, sums);
-            for (int r = 0; r < tiles; ++r)
-                for (int t = 0; t < count; ++t)
-                    _mm512_mask_storeu_ps(task.out + (t0 + t) * task.out_stride + first_row(tile0 + r),
-                                          static_cast<__mmask16>((1u << rows) - 1), sums.total[r][t]);
-        }
-    }
+    for_unpacked_groups<Engine>(
+        rows, task, kAmxUnpackedBytes, reinterpret_cast<std::byte *>(sums + 1), next,
+        [&](const typename Engine::Tile *unpacked, int64_t first, int tiles) {
+            for (int32_t t0 = 0; t0 < task.tokens; t0 += Engine::kTokensAtOnce) {
+                const int32_t left = task.tokens - t0;
+                const int count = left < Engine::kTokensAtOnce ? left : Engine::kTokensAtOnce;
+                if (count != shape) Engine::shape_tiles(shape = count);
+                fold_partials<Engine>(unpacked, tiles, task, t0, count, *sums);
+                for (int r = 0; r < tiles; ++r) {
+                    float *out = task.out + t0 * task.out_stride + rows.first_row(first + r);
+                    for (int t = 0; t < count; ++t)
+                        _mm512_mask_storeu_ps(out + t * task.out_stride, stored, sums->total[r][t]);
+                }
+            }
+        });
     release_tiles();
 }
 
@@ -402,11 +369,8 @@ void multiply_amx(gguf::Type type, const std::byte *weights, int64_t cols, int64
 
 size_t scratch_bytes_amx(int64_t cols) {
     using Largest = TileEngine256<FormatQ4_K>;  // (Q2_K has more minimums and one plane)
-    const size_t blocks = static_cast<size_t>(record_count(cols)), tile = blocks * sizeof(Largest::Tile);
-    const size_t unpacked = tile > kUnpackedBytes ? tile : static_cast<size_t>(kUnpackedBytes);
-    const size_t copies = blocks * static_cast<size_t>(kCopyBytes);
-    const size_t tiled = sizeof(Folding<Largest>) + unpacked + copies,
-                 other = kLinearAvx512.scratch_bytes(cols);
+    const size_t tiled = sizeof(Folding<Largest>) + scratch_bytes<TileEngine256>(cols, kAmxUnpackedBytes);
+    const size_t other = kLinearAvx512.scratch_bytes(cols);
     return tiled > other ? tiled : other;
 }
 

@@ -179,26 +179,6 @@ template <typename Engine, int count>
     store_folded(sums, count, task.rows, task.out + t0 * task.out_stride, task.out_stride);
 }
 
-template <typename Engine>
-[[gnu::noinline]] void multiply_tile_blocked(Rows rows, const Task &task) {
-    const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed);
-    typename Engine::Tile *tiles = static_cast<typename Engine::Tile *>(task.scratch);
-    const int64_t blocks = record_count(task.cols);
-    for (int64_t b = 0; b < blocks; ++b) {
-        Engine::unpack(rows + b * kBlockBytes<Engine>, groups_in<Engine>(task.cols, b), tiles[b],
-                       share<Engine>(task, rows, b));
-    }
-    Partials sums;
-    for (int32_t t0 = 0; t0 < task.tokens; t0 += kTokens) {
-        const int count = task.tokens - t0 < kTokens ? task.tokens - t0 : kTokens;
-        clear(sums, count);
-        for (int64_t b = 0; b < blocks; ++b)
-            Engine::add(tiles[b], groups_in<Engine>(task.cols, b), b, records + b * task.tokens + t0, count,
-                        sums);
-        store_folded(sums, count, task.rows, task.out + t0 * task.out_stride, task.out_stride);
-    }
-}
-
 // With the sanitizers an instance for every token count would take minutes to compile, so there are only two.
 #ifdef __SANITIZE_ADDRESS__
 template <typename Engine>
@@ -232,8 +212,7 @@ void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
 #endif
 
 template <typename Engine>
-void multiply_tile(Rows rows, Task task) {
-    if (task.tokens > kFewTokens) return multiply_tile_blocked<Engine>(rows, task);
+void multiply_tile_fused(Rows rows, Task task) {
     const int passes = (task.tokens + kFusedTokens - 1) / kFusedTokens;
     for (int i = 0; i < passes; ++i) {
         const int32_t t0 = task.tokens * i / passes, t1 = task.tokens * (i + 1) / passes;
@@ -242,32 +221,102 @@ void multiply_tile(Rows rows, Task task) {
     }
 }
 
-// Scratch: the unpacked tile, then room for copies of kRows rows of the widest format (Q8_0).
-constexpr int64_t kCopyBytes = int64_t{kRows} * 8 * FormatQ8_0::kBlockBytes;  // per 256 columns
+// Rows [row0, row1) of a matrix in tiles of kRows. The last tile may overlap the one before. Fewer rows than kRows are one
+// tile, padded with copies of the last row.
+struct RowTiles {
+    const std::byte *row_zero;
+    int64_t stride, row0, row1;
+    int64_t count() const { return (row1 - row0 + kRows - 1) / kRows; }
+    bool padded() const { return row1 - row0 < kRows; }
+    int rows() const { return padded() ? static_cast<int>(row1 - row0) : kRows; }  // that a tile stores
+    int64_t first_row(int64_t tile) const {
+        const int64_t row = row0 + tile * kRows;
+        return padded() || row + kRows <= row1 ? row : row1 - kRows;
+    }
+    const std::byte *address(int64_t tile) const { return row_zero + first_row(tile) * stride; }
+    // What to prefetch during a tile; `next`: what is read after the last one, or null.
+    const std::byte *after(int64_t tile, const std::byte *next) const {
+        if (tile + 1 < count()) return address(tile + 1);
+        return padded() ? nullptr : next;
+    }
+};
+
+// Room for copies of kRows rows of the widest format (Q8_0), per 256 columns.
+constexpr int64_t kCopyBytes = int64_t{kRows} * 8 * FormatQ8_0::kBlockBytes;
 
 template <typename Engine>
-void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
-    const int64_t stride = task.cols / Engine::kGroupCols * Engine::kGroupBytes;
-    float *out = task.out;
-    if (row1 - row0 < kRows) {  // a tile of its own, padded with copies of the last row
-        std::byte *copies = static_cast<std::byte *>(task.scratch);
-        task.scratch = copies + record_count(task.cols) * kCopyBytes;
-        for (int64_t r = 0; r < kRows; ++r) {
-            const int64_t from = row0 + r < row1 ? row0 + r : row1 - 1;
-            __builtin_memcpy(copies + r * stride, weights + from * stride, static_cast<size_t>(stride));
-        }
-        task.out = out + row0;
-        task.rows = static_cast<int>(row1 - row0);
-        task.next = nullptr;
-        return multiply_tile<Engine>({copies, stride}, task);
+RowTiles row_tiles(const std::byte *weights, int64_t row0, int64_t row1, int64_t cols, std::byte *copies) {
+    const int64_t stride = cols / Engine::kGroupCols * Engine::kGroupBytes;
+    if (row1 - row0 >= kRows) return {weights, stride, row0, row1};
+    for (int64_t r = 0; r < kRows; ++r) {
+        const int64_t from = row0 + r < row1 ? row0 + r : row1 - 1;
+        __builtin_memcpy(copies + r * stride, weights + from * stride, static_cast<size_t>(stride));
     }
-    task.rows = kRows;
-    for (int64_t r = row0; r < row1; r += kRows) {
-        const int64_t first =
-            r + kRows <= row1 ? r : row1 - kRows;  // the last tile may overlap the previous one
-        task.out = out + first;
-        task.next = r + kRows < row1 ? weights + (r + kRows) * stride : next;
-        multiply_tile<Engine>({weights + first * stride, stride}, task);
+    return {copies - row0 * stride, stride, row0, row1};
+}
+
+// What a group of unpacked row tiles takes at most, unless one tile takes more: part of an L2 cache, whose other part is for
+// activations. A group reads each token's activations, which may come from beyond that cache, once.
+constexpr int64_t kUnpackedBytes = kRows == 16 ? 512 << 10 : 256 << 10;
+constexpr int kMaxTiles = 16;  // in a group
+
+// Calls f(unpacked, tile, tiles) for groups of `tiles` row tiles from `tile` on, unpacked as [tile][block of 256 columns].
+template <typename Engine, typename Function>
+void for_unpacked_groups(const RowTiles &rows, Task task, int64_t bytes, std::byte *memory,
+                         const std::byte *next, Function f) {
+    using Tile = typename Engine::Tile;
+    Tile *unpacked = reinterpret_cast<Tile *>(memory);
+    const int64_t blocks = record_count(task.cols),
+                  fit = bytes / (blocks * static_cast<int64_t>(sizeof(Tile)));
+    const int64_t most = fit < 1 ? 1 : fit > kMaxTiles ? kMaxTiles : fit;
+    for (int64_t first = 0; first < rows.count(); first += most) {
+        const int tiles = static_cast<int>(rows.count() - first < most ? rows.count() - first : most);
+        for (int r = 0; r < tiles; ++r) {
+            const Rows from{rows.address(first + r), rows.stride};
+            task.next = rows.after(first + r, next);
+            for (int64_t b = 0; b < blocks; ++b)
+                Engine::unpack(from + b * kBlockBytes<Engine>, groups_in<Engine>(task.cols, b),
+                               unpacked[r * blocks + b], share<Engine>(task, from, b));
+        }
+        f(unpacked, first, tiles);
+    }
+}
+
+template <typename Engine>
+void multiply_unpacked(const RowTiles &rows, const Task &task, std::byte *memory, const std::byte *next) {
+    const int64_t blocks = record_count(task.cols);
+    for_unpacked_groups<Engine>(
+        rows, task, kUnpackedBytes, memory, next,
+        [&](const typename Engine::Tile *unpacked, int64_t first, int tiles) {
+            Partials sums;
+            for (int32_t t0 = 0; t0 < task.tokens; t0 += kTokens) {
+                const int count = task.tokens - t0 < kTokens ? task.tokens - t0 : kTokens;
+                const auto *records = static_cast<const typename Engine::Record *>(task.packed) + t0;
+                for (int r = 0; r < tiles; ++r) {
+                    clear(sums, count);
+                    for (int64_t b = 0; b < blocks; ++b)
+                        Engine::add(unpacked[r * blocks + b], groups_in<Engine>(task.cols, b), b,
+                                    records + b * task.tokens, count, sums);
+                    float *out = task.out + t0 * task.out_stride + rows.first_row(first + r);
+                    store_folded(sums, count, task.rows, out, task.out_stride);
+                }
+            }
+        });
+}
+
+// Scratch: copies of rows, then unpacked tiles.
+template <typename Engine>
+void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
+    std::byte *copies = static_cast<std::byte *>(task.scratch);
+    const RowTiles rows = row_tiles<Engine>(weights, row0, row1, task.cols, copies);
+    task.rows = rows.rows();
+    if (task.tokens > kFewTokens)
+        return multiply_unpacked<Engine>(rows, task, copies + record_count(task.cols) * kCopyBytes, next);
+    float *out = task.out;
+    for (int64_t tile = 0; tile < rows.count(); ++tile) {
+        task.out = out + rows.first_row(tile);
+        task.next = rows.after(tile, next);
+        multiply_tile_fused<Engine>({rows.address(tile), rows.stride}, task);
     }
 }
 
@@ -356,10 +405,17 @@ void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t r
         type, [&](auto engine) { multiply_rows<decltype(engine)>(weights, row0, row1, task, next); });
 }
 
+// One tile or `unpacked` bytes of them, and copies of rows.
+template <template <typename> class Engine256>
+size_t scratch_bytes(int64_t cols, int64_t unpacked) {
+    constexpr int64_t kTileBytes = sizeof(typename Engine256<FormatQ4_K>::Tile);  // no other is larger
+    const int64_t blocks = record_count(cols), tile = blocks * kTileBytes;
+    return static_cast<size_t>(blocks * kCopyBytes + (tile > unpacked ? tile : unpacked));
+}
+
 template <template <typename> class Engine256>
 size_t scratch_bytes(int64_t cols) {
-    constexpr int64_t kTileBytes = sizeof(typename Engine256<FormatQ4_K>::Tile);  // no other is larger
-    return static_cast<size_t>(record_count(cols) * (kTileBytes + kCopyBytes));
+    return scratch_bytes<Engine256>(cols, kUnpackedBytes);
 }
 
 inline void dequantize(gguf::Type type, const std::byte *row, int64_t cols, float *out) {
