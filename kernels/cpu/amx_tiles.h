@@ -1,10 +1,9 @@
-// The instructions of AMX: eight tile registers of up to 16 rows of 64 bytes, and products of two of them.
+// AMX instructions: eight tile registers of up to 16 rows of 64 bytes, and dot products of two tiles.
 //
-// A dot product adds to tile `sums`, 16 x 16 integers of 32 bits, the product of tile `a` (up to 16 rows of up to 64
-// signed bytes: activations, a token per row) and tile `b` (for each four columns of `a` a row, whose lane n holds four
-// bytes: weights of matrix row n, as linear_tile.h unpacks them). It takes 16 clocks whatever the columns: 1,024
-// multiply-adds per clock with 64 of them, 16 times as many as vpdpbusd. (GCC's intrinsics take the number of a register
-// only as a literal, so these are functions of their own.)
+// dot_tiles<sums, a, b>() adds sum_k a[m][k] b[k][n] to sums[m][n]. sums: 16 x 16 integers of 32 bits. a: up to 16 rows (tokens)
+// of up to 64 int8 columns. b: one row per four columns, whose lane n holds four weights of matrix row n (the layout of
+// the registers in linear_tile.h). A product takes 16 clocks for any number of columns, so at most 1,024 multiply-adds
+// per clock; a vpdpbusd computes 64. (GCC 12's intrinsics accept only literal register numbers.)
 #pragma once
 
 #include <cstdint>

@@ -1,20 +1,20 @@
-// y = W x with the matrix unit of Intel's server CPUs (AMX, since 2023), for kTiledTokens tokens or more; with fewer, and
-// for formats without blocks, by the kernels for AVX-512.
+// y = W x with AMX, the matrix unit of Intel's server CPUs since 2023. It multiplies batches of kTiledTokens tokens or more by
+// block formats; other products run on the AVX-512 kernels.
 //
-// A tile of sums has 16 tokens (rows) of 16 matrix rows (lanes). So weights as linear_tile.h unpacks them for the lanes of
-// AVX-512 are a tile of weights, and packed activations are a tile of activations whose rows are a record apart. Integer
-// sums are exact, so the bits are those of the other instruction sets.
+// A tile of sums holds 16 tokens (rows) x 16 matrix rows (lanes). Weights that linear_tile.h unpacks into the lanes of
+// AVX-512 registers already have the layout of a weight tile. Packed activations are an activation tile with a stride of one
+// record. Integer sums are exact, so all bits equal those of the other instruction sets.
 //
-// Blocks of 32 have a scale of their own: the product of 32 columns is stored, scaled and added to partial sums of 16
-// tokens, which stay in registers. Storing and three vector instructions for each token are the limit.
+// Blocks of 32: each product of 32 columns is stored, scaled and added to the partial sums of 16 tokens, which stay in
+// registers. The limit is the store plus three vector instructions per token.
 //
-// In blocks of 256 the integer scale s of 16 or 32 weights w is multiplied into them. w s fits 16 bits, whose low and high
-// bytes are two tiles: sum(w s q) = sum(low q) + 256 sum(high q). So the sums of a block stay in the tiles, and the
-// matrix unit is the limit.
+// Blocks of 256: each weight w is multiplied by its integer scale s when it is unpacked. w s fits 16 bits; the low and the
+// high bytes are two tiles, and sum(w s q) = sum(low q) + 256 sum(high q). The sums of a block stay in tiles. The limit
+// is the matrix unit.
 //
-// The partial sums of the contract are computed one after the other for all rows of a group, so that few are in the caches.
+// Partial sums are computed one number at a time for all rows of a group, so that few of them occupy the caches.
 //
-// Included after functions for tiles with these names: amx_tiles.h, or those that the tests emulate.
+// The includer provides the tile instructions: kernels/cpu/amx_tiles.h, or the emulation in the tests.
 #pragma once
 
 #include "kernels/cpu/amx_shapes.h"
@@ -26,7 +26,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int kTiledTokens = 16;                   // with fewer, unpacking costs more than is saved
+constexpr int kTiledTokens = 16;                   // with fewer tokens, unpacking costs more than it saves
 constexpr int64_t kAmxUnpackedBytes = 1024 << 10;  // of an L2 cache of 2 MB
 
 // A stored tile: [token][matrix row].

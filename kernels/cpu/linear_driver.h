@@ -8,11 +8,11 @@
 //   unpack(rows, groups, tile, next)                     unpacks 256 columns (the last ones: `groups` blocks)
 //   add(tile, groups, block, a, count, sums)             multiplies them with the records of `count` tokens
 //   add_fused<count>(rows, groups, block, a, sums, next) both at once, without a tile, for a few tokens
-// unpack() and add_fused() also prefetch a share of the next tile's bytes, which begins at `next`. Up to kFewTokens
-// tokens, groups go from registers directly into the product. With more, all columns of kRows rows are unpacked
-// into `scratch` (which stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. Meanwhile the
-// next tile is prefetched block by block in the order of addresses: far ahead, and as a stream that the hardware
-// prefetcher recognizes although sixteen rows are read side by side.
+// unpack() and add_fused() also prefetch a share of the next tile's bytes, which begins at `next`: block by block in the order
+// of addresses, a stream that the hardware prefetcher recognizes although sixteen rows are read side by side.
+//
+// Up to kFewTokens tokens, unpacked registers go directly into the product. With more, groups of row tiles are unpacked
+// into `scratch` (a part of L2) and multiplied by blocks of kTokens tokens, whose partial sums stay in L1.
 #pragma once
 
 #include "kernels/cpu/linear_isa.h"
@@ -234,7 +234,7 @@ struct RowTiles {
         return padded() || row + kRows <= row1 ? row : row1 - kRows;
     }
     const std::byte *address(int64_t tile) const { return row_zero + first_row(tile) * stride; }
-    // What to prefetch during a tile; `next`: what is read after the last one, or null.
+    // The bytes to prefetch while `tile` is multiplied. next: the bytes that are read after the last tile, or null.
     const std::byte *after(int64_t tile, const std::byte *next) const {
         if (tile + 1 < count()) return address(tile + 1);
         return padded() ? nullptr : next;
@@ -255,8 +255,8 @@ RowTiles row_tiles(const std::byte *weights, int64_t row0, int64_t row1, int64_t
     return {copies - row0 * stride, stride, row0, row1};
 }
 
-// What a group of unpacked row tiles takes at most, unless one tile takes more: part of an L2 cache, whose other part is for
-// activations. A group reads each token's activations, which may come from beyond that cache, once.
+// Upper bound on the unpacked bytes of a group of row tiles (one tile may exceed it): a part of the L2 cache, whose rest
+// holds activations. Each group reads the activations once, possibly from beyond the L2 cache.
 constexpr int64_t kUnpackedBytes = kRows == 16 ? 512 << 10 : 256 << 10;
 constexpr int kMaxTiles = 16;  // in a group
 
