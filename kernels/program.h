@@ -167,6 +167,25 @@ struct Copy {
     void describe(auto &tell) const { tell.reads(in), tell.reads(out), tell.writes(out); }
 };
 
+// Multiplies a row by signs s and by the Walsh-Hadamard matrix of each of its blocks (Sylvester's order), divided by
+// sqrt(block):
+//   out[t] = H (s in[t]), or with signs_last: out[t] = s (H in[t])
+// All devices compute the same bits, in float32: sums and differences of elements 1, 2, 4, ..., block / 2 apart, then a
+// multiplication by 1 / sqrt(block), rounded. out may be in. (Weights that are stored rotated: PrismML's Ternary-Bonsai-2.)
+struct Rotate {
+    Slot in, out;                // of the same width
+    int32_t block;               // a power of two that divides the width
+    WeightId signs = kNoWeight;  // F32, [1][width], each 1 or -1; none: all are 1
+    bool signs_last = false;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(in), tell.writes(out);
+        tell.vector(signs, Use{});
+    }
+};
+
 // Sums of slices, with weights of each token. The slots of `in`, one after the other, consist of n slices of `width`
 // floats, those of `out` of m slices. For every j < m:
 //   slice j of out[t] = scale * (sum over i < n of coefficients[t][j * n + i] * slice i of in[t])
@@ -239,7 +258,8 @@ struct RopeTable {
 // Without a slot for v, the values are the first head_dim_v dimensions of the cached keys (multi-head latent
 // attention). Without a slot for k, nothing is appended: the layer reads the cells that an earlier Attention
 // with the same `cache` appended for these tokens (shared K/V).
-// With a slot `chosen`, a token attends only to the cells that an Indexer wrote there; window is then 0.
+// With a slot `chosen`, a token attends only to the cells that an Indexer wrote there; window is then 0. The slot holds one
+// list for all K/V heads, or one for each.
 // Without slots for q and out, the step only appends k (after 1 and 2) and v: devices do nothing else for it. All
 // other fields are those of a step that attends to these cells.
 struct Attention {
@@ -268,6 +288,8 @@ struct Attention {
     WeightId slopes = kNoWeight;  // F32, [1][heads]
     Temperature temperature = {};
     Slot chosen = kNoSlot;
+    int32_t chosen_lists = 1;  // 1 or kv_heads
+    int32_t chosen_block = 1;  // Indexer::block
     int32_t layer = -1;
 
     bool attends() const { return q != kNoSlot; }
@@ -282,21 +304,33 @@ struct Attention {
     }
 };
 
-// Chooses the cells that a token attends to (the lightning indexer of DeepSeek-V3.2, 2025).
-//   q: [t][heads * head_dim], k: [t][head_dim], weights: [t][heads], chosen: [t][top_k].
+// Chooses the cells that a token attends to, `block` neighbors at a time: block i has the cells [i * block, (i + 1) * block)
+// of the sequence.
+//   q: [t][heads * head_dim], k: [t][head_dim], chosen: [t][lists() * top_k].
 //   1. RoPE of q and k;
 //   2. every head of q, and k, is multiplied by the Hadamard matrix of rotates_keys() (backend.h), which changes
 //      no product q . k;
 //   3. k is appended to the cache, in F16;
-//   4. scores s_i = sum_h weights[h] * max(q_h . k_i, 0) over the keys of the sequence up to the token's own;
-//   5. chosen = the indices of the top_k cells with the largest s_i, the lower cell among equals, in ascending
-//      order, as floats. A token with fewer cells chooses all; -1 follows.
+//   4. scores of the cells of the sequence up to the token's own:
+//      with weights, [t][heads], one score: s_i = sum_h weights[h] * max(q_h . k_i, 0) (DeepSeek-V3.2, 2025);
+//      without, a score of each head, which has a list of its own: s_i = q_h . k_i (MiniMax-M3, 2026);
+//      the score of a block is the largest of its cells. NaN is below all numbers;
+//   5. a list has the numbers of top_k blocks in ascending order, as floats: of the `local` newest blocks, the last of
+//      which is the token's own, and of those with the largest scores among the others, the lower block among equals. A
+//      token with fewer blocks chooses all; -1 follows.
+// Precondition: local <= top_k, and local > 0 if block > 1.
 struct Indexer {
-    Slot q, k, weights, chosen;
+    Slot q, k;
+    Slot weights;  // or kNoSlot
+    Slot chosen;
     int32_t cache;  // index into Program::cache_layers: one head of head_dim_k = head_dim, with f16_keys
     int32_t heads, head_dim, top_k;
     int32_t rope = -1;  // index into Program::ropes
+    int32_t block = 1, local = 0;
     int32_t layer = -1;
+
+    int32_t lists() const { return weights == kNoSlot ? heads : 1; }
+    int32_t chosen_cells() const { return top_k * block; }  // the most that a list has
 
     static constexpr bool kMixesTokens = true;
     void describe(auto &tell) const {
@@ -516,8 +550,8 @@ struct Logits {
     }
 };
 
-using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Mix, Lerp, Attention, Indexer, Activation,
-                          Experts, ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
+using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Rotate, Mix, Lerp, Attention, Indexer,
+                          Activation, Experts, ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>
 concept DescribedStep = requires(S step, const S &fixed, StepVisitor &visitor) {

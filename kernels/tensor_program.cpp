@@ -403,13 +403,17 @@ class Cutter {
         own.q = need_cut(step.q, scaled(cut.heads, step.head_dim_k));
         own.k = need_cut(step.k, scaled(cut.kv_heads, step.head_dim_k));
         own.v = need_cut(step.v, scaled(cut.kv_heads, step.head_dim_v));
-        need_whole(step.chosen);
+        if (step.chosen_lists > 1)
+            own.chosen = need_cut(step.chosen, scaled(cut.kv_heads, width(step.chosen) / step.chosen_lists));
+        else
+            need_whole(step.chosen);
         const Cut out = scaled(cut.heads, step.head_dim_v);
         if (step.attends()) own.out = narrow(step.out, out);
         for (size_t r = 0; r < ranks_; ++r) {
             if (cut.heads[r].size() == 0) continue;
             own.heads = static_cast<int32_t>(cut.heads[r].size());
             own.kv_heads = static_cast<int32_t>(cut.kv_heads[r].size());
+            if (step.chosen_lists > 1) own.chosen_lists = own.kv_heads;
             own.sinks = slices_[r].values(step.sinks, cut.heads[r]);
             own.slopes = slices_[r].values(step.slopes, cut.heads[r]);
             emit(r, own);

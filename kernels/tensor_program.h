@@ -8,7 +8,7 @@
 //   HeadLinear, Copy and Norm of heads: by heads, where their slots are cut like that
 //   Activation       as its inputs are
 //   Embed            rank 0 looks the rows up
-// The other steps (norms of whole rows, Mix, Lerp, experts, recurrent steps) run on every rank with all of their weights and states.
+// The other steps (norms of whole rows, Rotate, Mix, Lerp, experts, recurrent steps) run on every rank with all of their weights and states.
 // A row of a matrix is never cut, so a slice of a weight is a range of its bytes, whatever its format.
 //
 // Ranks run in stages. Before a stage, slots are gathered; a cut slot has a narrow slot of its own on each rank, next to

@@ -69,7 +69,8 @@ void add_attention(const Program &program, const Attention &attention, int64_t d
     // With an indexer, a token attends to at most this many cells.
     const int64_t most = attention.chosen == kernels::kNoSlot
                              ? INT64_MAX
-                             : program.slots[static_cast<size_t>(attention.chosen)].width;
+                             : program.slots[static_cast<size_t>(attention.chosen)].width /
+                                   attention.chosen_lists * attention.chosen_block;
     const int64_t together = most < INT64_MAX / tokens ? most * tokens : INT64_MAX;
     cost.cache_read +=
         cell * static_cast<double>(std::min(cells_in_sight(attention, depth, tokens), together));
@@ -84,8 +85,8 @@ void add_indexer(const Program &program, const Indexer &indexer, int64_t depth, 
                  decode::CacheTypes types, PassCost &cost) {
     const double cell = cell_bytes(program.cache_layers[static_cast<size_t>(indexer.cache)], types);
     cost.cache_written += cell * static_cast<double>(tokens);
-    // A token with at most top_k cells chooses all without scores.
-    const int64_t first = std::max(depth, int64_t{indexer.top_k}), end = depth + tokens;
+    // A token with at most top_k blocks chooses all without scores.
+    const int64_t first = std::max(depth, int64_t{indexer.chosen_cells()}), end = depth + tokens;
     if (first >= end) return;
     cost.cache_read += cell * static_cast<double>(end);
     double pairs = 0;

@@ -89,6 +89,7 @@ void apply_factors(const gguf::File &file, Builder &builder) {
                        // Steps without matrices.
                        [](kernels::Norm &) {},
                        [](kernels::Copy &) {},
+                       [](kernels::Rotate &) {},
                        [](kernels::Mix &) {},
                        [](kernels::Lerp &) {},
                        [](kernels::Attention &) {},

@@ -15,7 +15,7 @@ using namespace kernels;
 
 static void narrow(Indexer &step, int32_t, int32_t) {
     throw ModelError("--window does not work with sparse attention: choose a context of at most " +
-                     std::to_string(step.top_k) + " tokens (-c), which needs no indexer");
+                     std::to_string(step.chosen_cells()) + " tokens (-c), which needs no indexer");
 }
 static void narrow(Attention &step, int32_t window, int32_t sinks) {
     if (step.window != 0 && (step.window <= window || step.window_kind != Attention::Window::Sliding)) return;
@@ -28,6 +28,7 @@ static void narrow(Norm &, int32_t, int32_t) {}
 static void narrow(Linear &, int32_t, int32_t) {}
 static void narrow(HeadLinear &, int32_t, int32_t) {}
 static void narrow(Copy &, int32_t, int32_t) {}
+static void narrow(Rotate &, int32_t, int32_t) {}
 static void narrow(Mix &, int32_t, int32_t) {}
 static void narrow(Lerp &, int32_t, int32_t) {}
 static void narrow(Activation &, int32_t, int32_t) {}

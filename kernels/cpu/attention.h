@@ -71,11 +71,12 @@ struct AttentionTile {
     int32_t end_cell = INT32_MAX;   // cells from here on are not visible to any row
     int32_t common_end = 0;         // cells before this one are visible also to tokens in earlier cells
     int32_t last_distance_cell = INT32_MAX;  // distances are counted from this cell at most
-    // The cells that token t attends to, or null: the first min(chosen_count, first_cell + t + 1) elements of
-    // chosen + t * chosen_stride are cell indices in ascending order, up to the token's own cell. window is then 0.
+    // The cells that token t attends to, or null: with `own` its cell, the first min(chosen_count, own / chosen_block + 1)
+    // elements of chosen + t * chosen_stride are numbers of blocks of cells (Indexer::block), ascending. With blocks of
+    // more than one cell, the last of them is the token's own. window is then 0.
     const float *chosen = nullptr;
     int64_t chosen_stride = 0;
-    int32_t chosen_count = 0;
+    int32_t chosen_count = 0, chosen_block = 1;
 };
 
 // The first cell after the sink cells that a token in cell `own` attends to: own - window + 1, or, chunked,
@@ -97,8 +98,10 @@ constexpr int32_t visible_end(const AttentionTile &tile, int32_t own) {
 struct IndexTile {
     KvPages pages;         // of the index keys
     const float *q;        // row (t, h): q + t * q_stride + h * head_dim_k, rotated as the keys are
-    const float *weights;  // [tokens][weights_stride], of which the first `heads` are used
-    float *scores;         // of token t and cell c: scores + t * scores_stride + c
+    const float *weights;  // [tokens][weights_stride], of which the first `heads` are used; or null
+    // Of token t and cell c: scores + t * scores_stride + c. Without weights, those of head h begin at scores + (t * heads +
+    // h) * scores_stride.
+    float *scores;
     int64_t q_stride, weights_stride, scores_stride;
     int32_t tokens, heads;
     int32_t first_page, end_page;
@@ -124,7 +127,7 @@ struct AttentionKernels {
     void (*join)(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept;
 
     // Writes the scores of all cells of the pages: an fma chain over h ascending, from 0, of weights[h] *
-    // max(q_h . k, 0), where q_h . k is a chain as in step 1. Cells after the end of the sequence get any value.
+    // max(q_h . k, 0), where q_h . k is a chain as in step 1; without weights, q_h . k itself. Cells after the end of the sequence get any value.
     // scratch: index_scratch() floats, aligned to 64 bytes.
     void (*index_scores)(const IndexTile &tile, float *scratch) noexcept;
 };

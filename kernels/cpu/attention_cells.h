@@ -49,22 +49,29 @@ inline CellRun take_run(CellBits &cells) {
     return {begin, end};
 }
 
-// How many cells a token chooses.
-inline int32_t chosen_count(const AttentionTile &tile, int32_t token) {
-    const int32_t visible = tile.first_cell + token + 1;
-    return visible < tile.chosen_count ? visible : tile.chosen_count;
+// The cell of a token.
+inline int32_t own_cell(const AttentionTile &tile, int32_t token) {
+    return tile.first_cell + token;
 }
 
-inline int32_t chosen_cell(const AttentionTile &tile, int32_t token, int32_t i) {
+// How many blocks a token chooses.
+inline int32_t chosen_count(const AttentionTile &tile, int32_t token) {
+    const int32_t blocks = own_cell(tile, token) / tile.chosen_block + 1;
+    return blocks < tile.chosen_count ? blocks : tile.chosen_count;
+}
+
+// The number of the i-th of them.
+inline int32_t chosen_block(const AttentionTile &tile, int32_t token, int32_t i) {
     return static_cast<int32_t>(tile.chosen[token * tile.chosen_stride + i]);
 }
 
-// Index of the first chosen cell of a token that is not before `cell`.
+// Index of the first chosen block of a token that does not end before `cell`.
 inline int32_t first_chosen(const AttentionTile &tile, int32_t token, int32_t cell) {
+    const int32_t least = cell / tile.chosen_block;
     int32_t low = 0, high = chosen_count(tile, token);
     while (low < high) {
         const int32_t middle = (low + high) / 2;
-        if (chosen_cell(tile, token, middle) < cell)
+        if (chosen_block(tile, token, middle) < least)
             low = middle + 1;
         else
             high = middle;
@@ -74,8 +81,9 @@ inline int32_t first_chosen(const AttentionTile &tile, int32_t token, int32_t ce
 
 // Whether a token chooses a cell in [from, end).
 inline bool chooses(const AttentionTile &tile, int32_t token, int32_t from, int32_t end) {
+    if (from > own_cell(tile, token)) return false;
     const int32_t first = first_chosen(tile, token, from);
-    return first < chosen_count(tile, token) && chosen_cell(tile, token, first) < end;
+    return first < chosen_count(tile, token) && chosen_block(tile, token, first) * tile.chosen_block < end;
 }
 
 // The chosen cells of a tile's tokens from a cell on, page by page. Without chosen cells: all pages.
@@ -83,36 +91,48 @@ class ChosenCells {
   public:
     ChosenCells(const AttentionTile &tile, int32_t from) : tile_(tile) {
         if (tile.chosen == nullptr) return;
-        for (int32_t t = 0; t < tile.tokens; ++t) at_[t] = first_chosen(tile, t, from);
+        for (int32_t t = 0; t < tile.tokens; ++t) {
+            count_[t] = chosen_count(tile, t);
+            at_[t] = from > own_cell(tile, t) ? count_[t] : first_chosen(tile, t, from);
+        }
     }
     // The first page, in [page, end), that has chosen cells which were not taken yet; `end` if none has.
     int32_t next_page(int32_t page, int32_t end) const {
         if (tile_.chosen == nullptr) return page < end ? page : end;
         int32_t next = end;
         for (int32_t t = 0; t < tile_.tokens; ++t) {
-            if (at_[t] == chosen_count(tile_, t)) continue;
-            const int32_t of_token = chosen_cell(tile_, t, at_[t]) / kBlockTokens;
+            if (at_[t] == count_[t]) continue;
+            const int32_t of_token = begin(t) / kBlockTokens;
             if (of_token < next) next = of_token;
         }
-        return next;
+        return next < page ? page : next;  // within a block of several pages
     }
     // The chosen cells of each token in this page; null if all are visible.
     const CellBits *take(int32_t page) {
         if (tile_.chosen == nullptr) return nullptr;
+        const int32_t first = page * kBlockTokens, last = first + kBlockTokens - 1;
         for (int32_t t = 0; t < tile_.tokens; ++t) {
             bits_[t] = 0;
-            for (; at_[t] < chosen_count(tile_, t); ++at_[t]) {
-                const int32_t cell = chosen_cell(tile_, t, at_[t]) - page * kBlockTokens;
-                if (cell >= kBlockTokens) break;
-                bits_[t] |= CellBits{1} << cell;
+            for (; at_[t] < count_[t]; ++at_[t]) {
+                const int32_t from = begin(t) > first ? begin(t) : first, block_last = last_of(t),
+                              to = block_last < last ? block_last : last;
+                if (from <= to) bits_[t] |= kAllCells << (from - first) & kAllCells >> (last - to);
+                if (block_last > last) break;
             }
         }
         return bits_;
     }
 
   private:
+    // The first and the last cell of the block that token t takes next.
+    int32_t begin(int32_t t) const { return chosen_block(tile_, t, at_[t]) * tile_.chosen_block; }
+    int32_t last_of(int32_t t) const {
+        const int32_t last = begin(t) + tile_.chosen_block - 1, own = own_cell(tile_, t);
+        return last < own ? last : own;
+    }
+
     const AttentionTile &tile_;
-    int32_t at_[kMostTileTokens];
+    int32_t at_[kMostTileTokens], count_[kMostTileTokens];
     CellBits bits_[kMostTileTokens];
 };
 

@@ -192,28 +192,32 @@ AttentionTile AttentionRunner::tile(const Attention &a, const SequenceSpan &sequ
                                     int32_t first, int32_t tokens) const noexcept {
     const int32_t heads = a.heads / a.kv_heads;
     const size_t table = group(a);
-    return {.pages = s_.cache->pages(a, kv_head, sequence.tables[table].data()),
-            .q = row(a.q, sequence.first + first) + kv_head * heads * a.head_dim_k,
-            .out = row(a.out, sequence.first + first) + kv_head * heads * a.head_dim_v,
-            .q_stride = width(a.q),
-            .out_stride = width(a.out),
-            .tokens = tokens,
-            .heads = heads,
-            .first_cell = sequence.past + first,
-            .window = a.window,
-            .scale = a.scale,
-            .chunked = a.window_kind == Attention::Window::Chunked,
-            .softcap = a.softcap,
-            .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * heads,
-            .slopes = a.slopes == kNoWeight ? nullptr : vector_of(a.slopes) + kv_head * heads,
-            .sink_cells = a.sink_cells,
-            .sink_q = a.sink_cells == 0
-                          ? nullptr
-                          : sink_row(a, sequence.first + first) + kv_head * heads * a.head_dim_k,
-            .common_end = sequence.both_ways ? sequence.past + sequence.count : 0,
-            .chosen = a.chosen == kNoSlot ? nullptr : row(a.chosen, sequence.first + first),
-            .chosen_stride = a.chosen == kNoSlot ? 0 : width(a.chosen),
-            .chosen_count = a.chosen == kNoSlot ? 0 : static_cast<int32_t>(width(a.chosen))};
+    const int64_t chosen = a.chosen == kNoSlot ? 0 : width(a.chosen) / a.chosen_lists;  // of a list
+    return {
+        .pages = s_.cache->pages(a, kv_head, sequence.tables[table].data()),
+        .q = row(a.q, sequence.first + first) + kv_head * heads * a.head_dim_k,
+        .out = row(a.out, sequence.first + first) + kv_head * heads * a.head_dim_v,
+        .q_stride = width(a.q),
+        .out_stride = width(a.out),
+        .tokens = tokens,
+        .heads = heads,
+        .first_cell = sequence.past + first,
+        .window = a.window,
+        .scale = a.scale,
+        .chunked = a.window_kind == Attention::Window::Chunked,
+        .softcap = a.softcap,
+        .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * heads,
+        .slopes = a.slopes == kNoWeight ? nullptr : vector_of(a.slopes) + kv_head * heads,
+        .sink_cells = a.sink_cells,
+        .sink_q = a.sink_cells == 0 ? nullptr
+                                    : sink_row(a, sequence.first + first) + kv_head * heads * a.head_dim_k,
+        .common_end = sequence.both_ways ? sequence.past + sequence.count : 0,
+        .chosen = a.chosen == kNoSlot
+                      ? nullptr
+                      : row(a.chosen, sequence.first + first) + (a.chosen_lists == 1 ? 0 : kv_head * chosen),
+        .chosen_stride = a.chosen == kNoSlot ? 0 : width(a.chosen),
+        .chosen_count = static_cast<int32_t>(chosen),
+        .chosen_block = a.chosen_block};
 }
 
 size_t AttentionRunner::partials_of(const Attention &a, const CacheConfig &cache) const {

@@ -19,8 +19,13 @@ void index_scores(const IndexTile &tile, float *scratch) noexcept {
         const Place place = place_of(tile.pages, index, index + 1 < tile.end_page ? index + 1 : index);
         with_stored(tile.pages.k_type,
                     [&](auto form) { convert_keys<L, decltype(form)>(place.k, place.next_k, dim, keys); });
+        const auto store_cells = [&](int64_t row, const typename L::Float *values) {
+            float *to = tile.scores + row * tile.scores_stride + int64_t{index} * kBlockTokens;
+            for (int i = 0; i < N; ++i) L::store(to + i * W, values[i]);
+        };
         for (int32_t t = 0; t < tile.tokens; ++t) {
-            const float *q = tile.q + t * tile.q_stride, *weights = tile.weights + t * tile.weights_stride;
+            const float *q = tile.q + t * tile.q_stride;
+            const float *weights = tile.weights ? tile.weights + t * tile.weights_stride : nullptr;
             typename L::Float sum[N];
             for (int i = 0; i < N; ++i) sum[i] = L::zero();
             for (int32_t first = 0; first < tile.heads; first += L::kRows) {
@@ -28,14 +33,20 @@ void index_scores(const IndexTile &tile, float *scratch) noexcept {
                 with_rows<L::kRows>(left < L::kRows ? left : L::kRows, [&](auto count) {
                     constexpr int R = decltype(count)::value;
                     scores<L, R, Converted>(q + int64_t{first} * dim, page, dim, p);
-                    for (int r = 0; r < R; ++r)
+                    for (int r = 0; r < R; ++r) {
+                        typename L::Float products[N];
+                        for (int i = 0; i < N; ++i) products[i] = L::load(p + r * kBlockTokens + i * W);
+                        if (!weights) {
+                            store_cells(int64_t{t} * tile.heads + first + r, products);
+                            continue;
+                        }
                         for (int i = 0; i < N; ++i)
-                            sum[i] = L::fma(L::set(weights[first + r]),
-                                            L::max(L::load(p + r * kBlockTokens + i * W), L::zero()), sum[i]);
+                            sum[i] =
+                                L::fma(L::set(weights[first + r]), L::max(products[i], L::zero()), sum[i]);
+                    }
                 });
             }
-            float *to = tile.scores + t * tile.scores_stride + int64_t{index} * kBlockTokens;
-            for (int i = 0; i < N; ++i) L::store(to + i * W, sum[i]);
+            if (weights) store_cells(t, sum);
         }
     }
 }

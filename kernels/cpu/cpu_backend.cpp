@@ -137,6 +137,9 @@ class CpuBackend final : public Backend {
     void run(const CopyPhase &phase, Worker &worker) noexcept {
         rows_.run(phase.step, worker.rows, worker.thread);
     }
+    void run(const RotatePhase &phase, Worker &worker) noexcept {
+        rows_.run(phase.step, worker.rows, worker.thread);
+    }
     void run(const MixPhase &phase, Worker &worker) noexcept {
         rows_.run(phase.step, worker.rows, worker.thread);
     }
@@ -294,6 +297,7 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
                        [&](const Indexer &s) { enlarge(need.scratch, IndexerRunner::scratch_bytes(s)); },
                        [](const Norm &) {},
                        [](const Copy &) {},
+                       [](const Rotate &) {},
                        [](const Mix &) {},
                        [](const Lerp &) {},
                        [](const Activation &) {},
@@ -469,6 +473,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
                        [](const IndexPhase &) {},
                        [](const HeadsPhase &) {},
                        [](const CopyPhase &) {},
+                       [](const RotatePhase &) {},
                        [](const MixPhase &) {},
                        [](const LerpPhase &) {},
                        [](const ScanPhase &) {},

@@ -9,7 +9,12 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int32_t kTurnTokens = 16;
+constexpr int32_t kTurnLists = 16;
+
+// The tokens of a turn.
+int32_t turn_tokens(const Indexer &step) {
+    return std::max(1, kTurnLists / step.lists());
+}
 
 // An integer with the order of the scores; 0 for NaN.
 uint32_t order_of(float score) {
@@ -59,24 +64,44 @@ void choose_largest(std::span<const float> scores, int32_t count, float *chosen)
     std::fill(chosen, end, -1.0f);
 }
 
+void choose_blocks(const Indexer &step, std::span<float> scores, float *chosen) noexcept {
+    const auto cells = static_cast<int32_t>(scores.size());
+    const int32_t count = (cells + step.block - 1) / step.block, local = count > step.top_k ? step.local : 0;
+    if (count > step.top_k && step.block > 1)
+        for (int32_t i = 0; i < count; ++i) {
+            const int32_t first = i * step.block;
+            float largest = scores[static_cast<size_t>(first)];
+            for (int32_t cell = first + 1; cell < std::min(cells, first + step.block); ++cell) {
+                const float score = scores[static_cast<size_t>(cell)];
+                if (score > largest || largest != largest) largest = score;
+            }
+            scores[static_cast<size_t>(i)] = largest;
+        }
+    choose_largest(scores.first(static_cast<size_t>(count - local)), step.top_k - local, chosen);
+    for (int32_t i = 0; i < local; ++i)
+        chosen[step.top_k - local + i] = static_cast<float>(count - local + i);
+}
+
 size_t IndexerRunner::scratch_bytes(const Indexer &step) {
     return index_scratch(step.head_dim) * sizeof(float);
 }
 
 IndexerRunner::IndexerRunner(const Surroundings &surroundings, const CacheConfig &cache) : s_(surroundings) {
+    int32_t lists = 0;
     for_each_step<Indexer>(*s_.program, [&](const Indexer &step) {
         const int32_t blocks = cache.blocks[static_cast<size_t>(group(step))];
         cells_ = std::max(cells_, int64_t{blocks} * kBlockTokens);
+        lists = std::max(lists, turn_tokens(step) * step.lists());
     });
-    scores_ = LazyBuffer(static_cast<size_t>(cells_) * kTurnTokens * sizeof(float), "the indexer");
+    scores_ = LazyBuffer(static_cast<size_t>(cells_ * lists) * sizeof(float), "the indexer");
 }
 
-// Tokens [first, end) of the batch, of one sequence, that have more than top_k cells, and the ranges of their cells.
+// Tokens [first, end) of the batch, of one sequence, that have more than top_k blocks, and the ranges of their cells.
 struct IndexerRunner::Piece {
     int32_t first, end;
     int32_t pages;  // up to the last token's cell
     Piece(const Indexer &step, const SequenceSpan &s, int32_t turn, int32_t turn_end) {
-        first = std::max({turn, s.first, s.first + step.top_k - s.past});
+        first = std::max({turn, s.first, s.first + step.chosen_cells() - s.past});
         end = std::max(first, std::min(turn_end, s.first + s.count));
         pages = (s.past + end - s.first + kBlockTokens - 1) / kBlockTokens;
     }
@@ -90,10 +115,10 @@ void IndexerRunner::score(const Indexer &step, const SequenceSpan &sequence, con
     const IndexTile tile{
         .pages = s_.cache->pages(step, sequence.tables[static_cast<size_t>(group(step))].data()),
         .q = row(step.q, piece.first),
-        .weights = row(step.weights, piece.first),
-        .scores = scores(piece.first, turn),
+        .weights = step.weights == kNoSlot ? nullptr : row(step.weights, piece.first),
+        .scores = scores(step, piece.first, turn),
         .q_stride = width(step.q),
-        .weights_stride = width(step.weights),
+        .weights_stride = step.weights == kNoSlot ? 0 : width(step.weights),
         .scores_stride = cells_,
         .tokens = piece.end - piece.first,
         .heads = step.heads,
@@ -102,14 +127,17 @@ void IndexerRunner::score(const Indexer &step, const SequenceSpan &sequence, con
     s_.kernels->index_scores(tile, s_.scratch[static_cast<size_t>(thread)].as<float>());
 }
 
-void IndexerRunner::choose(const Indexer &step, int32_t token, int32_t cell, int32_t turn) noexcept {
-    choose_largest({scores(token, turn), static_cast<size_t>(cell) + 1}, step.top_k, row(step.chosen, token));
+void IndexerRunner::choose(const Indexer &step, int32_t token, int32_t list, int32_t cell,
+                           int32_t turn) noexcept {
+    choose_blocks(step, {scores(step, token, turn) + list * cells_, static_cast<size_t>(cell) + 1},
+                  row(step.chosen, token) + int64_t{list} * step.top_k);
 }
 
 void IndexerRunner::run(const Indexer &step, const Batch &batch, int thread) noexcept {
     const auto tokens = static_cast<int32_t>(batch.tokens.size());
-    for (int32_t turn = 0; turn < tokens; turn += kTurnTokens) {
-        const int32_t end = std::min(tokens, turn + kTurnTokens);
+    const int32_t lists = step.lists();
+    for (int32_t turn = 0; turn < tokens; turn += turn_tokens(step)) {
+        const int32_t end = std::min(tokens, turn + turn_tokens(step));
         int64_t units = 0;
         for (const SequenceSpan &s : batch.sequences) units += Piece(step, s, turn, end).ranges();
         s_.pool->for_each(thread, units, [&](int64_t unit) {
@@ -121,7 +149,9 @@ void IndexerRunner::run(const Indexer &step, const Batch &batch, int thread) noe
         s_.pool->barrier();
         for (const SequenceSpan &s : batch.sequences)
             for (int32_t t = std::max(turn, s.first); t < std::min(end, s.first + s.count); ++t)
-                if (t % s_.pool->threads() == thread) choose(step, t, s.past + t - s.first, turn);
+                for (int32_t list = 0; list < lists; ++list)
+                    if ((t * lists + list) % s_.pool->threads() == thread)
+                        choose(step, t, list, s.past + t - s.first, turn);
         if (end < tokens) s_.pool->barrier();
     }
 }

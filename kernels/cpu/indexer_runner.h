@@ -1,8 +1,7 @@
 // Runs Indexer steps after AttentionRunner::append(keys_of(step)): scores all cells, then chooses some.
 //
-// The tokens of a batch take turns of up to kTurnTokens, so that their scores fit into a buffer of fixed size. In
-// a turn, a unit of work is first a range of cells of one sequence, for all its tokens of the turn, then the choice
-// of one token. A score and a choice depend on nothing else in the batch (attention.h).
+// The tokens of a batch take turns, so that their scores fit into a buffer of fixed size. In a turn, a unit of work is
+// first a range of cells of one sequence, for all its tokens of the turn, then one list of one token. A score and a choice depend on nothing else in the batch (attention.h).
 #pragma once
 
 #include <cstdint>
@@ -42,7 +41,7 @@ class IndexerRunner {
     struct Piece;
     void score(const Indexer &step, const SequenceSpan &sequence, const Piece &piece, int64_t range,
                int32_t turn, int thread) noexcept;
-    void choose(const Indexer &step, int32_t token, int32_t cell, int32_t turn) noexcept;
+    void choose(const Indexer &step, int32_t token, int32_t list, int32_t cell, int32_t turn) noexcept;
     int32_t group(const Indexer &step) const {
         return s_.program->cache_layers[static_cast<size_t>(step.cache)].group;
     }
@@ -50,18 +49,21 @@ class IndexerRunner {
     float *row(Slot slot, int32_t token) const {
         return s_.slots[static_cast<size_t>(slot)].as<float>() + token * width(slot);
     }
-    // The scores of a token in the turn that begins with token `turn`.
-    float *scores(int32_t token, int32_t turn) const {
-        return scores_.as<float>() + int64_t{token - turn} * cells_;
+    // The scores for a token's first list in the turn that begins with token `turn`. Those for its other lists follow.
+    float *scores(const Indexer &step, int32_t token, int32_t turn) const {
+        return scores_.as<float>() + int64_t{token - turn} * step.lists() * cells_;
     }
 
     Surroundings s_{};
     int64_t cells_ = 0;  // the most cells of a sequence
-    LazyBuffer scores_;  // [kTurnTokens][cells_]
+    LazyBuffer scores_;  // [lists of a turn][cells_]
 };
 
 // Writes the indices of the `count` largest of the scores, the lower index among equals, in ascending order; if
 // there are at most `count`, all. -1 follows, up to chosen[count - 1]. NaN is below all numbers.
 void choose_largest(std::span<const float> scores, int32_t count, float *chosen) noexcept;
+
+// Step 5 of Indexer for one list, from the scores of all cells up to the token's own. Overwrites the scores. chosen: [top_k].
+void choose_blocks(const Indexer &step, std::span<float> scores, float *chosen) noexcept;
 
 }  // namespace runnel::kernels::cpu

@@ -50,6 +50,9 @@ Described described(const Phase &phase) {
             [](const CopyPhase &p) {
                 return Described{"copy", p.step.layer};
             },
+            [](const RotatePhase &p) {
+                return Described{"rotation", p.step.layer};
+            },
             [](const MixPhase &p) {
                 return Described{"mix", p.step.layer};
             },

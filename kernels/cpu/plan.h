@@ -58,6 +58,10 @@ struct CopyPhase {
     Copy step;
 };
 
+struct RotatePhase {
+    Rotate step;
+};
+
 struct MixPhase {
     Mix step;
 };
@@ -86,9 +90,9 @@ struct LogitsPhase {
     Logits step;
 };
 
-using Phase =
-    std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, IndexPhase, HeadsPhase,
-                 CopyPhase, MixPhase, LerpPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
+using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, IndexPhase,
+                           HeadsPhase, CopyPhase, RotatePhase, MixPhase, LerpPhase, ExpertsPhase, ScanPhase,
+                           SelectPhase, LogitsPhase>;
 
 // One list of phases per part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);

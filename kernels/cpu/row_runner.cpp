@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "kernels/cpu/attention.h"
+
 namespace runnel::kernels::cpu {
 
 void RowRunner::run(const Copy &step, int32_t rows, int thread) noexcept {
@@ -11,6 +13,22 @@ void RowRunner::run(const Copy &step, int32_t rows, int thread) noexcept {
             for (int32_t i = 0; i < step.count; ++i)
                 std::copy_n(row(step.in, t) + step.from.first + i * step.from.stride, step.width,
                             row(step.out, t) + step.to.first + i * step.to.stride);
+    });
+}
+
+// A unit is a block of one token.
+void RowRunner::run(const Rotate &step, int32_t rows, int thread) noexcept {
+    const int64_t block = step.block, blocks = width(step.in) / block;
+    const float *signs = vector_of(step.signs);
+    s_.pool->for_ranges(thread, rows * blocks, [&](int64_t first, int64_t last) {
+        for (int64_t unit = first; unit < last; ++unit) {
+            const int64_t token = unit / blocks, at = unit % blocks * block;
+            const float *in = row(step.in, token) + at, *own = signs ? signs + at : nullptr;
+            float *out = row(step.out, token) + at;
+            for (int64_t i = 0; i < block; ++i) out[i] = own && !step.signs_last ? in[i] * own[i] : in[i];
+            rotate_heads(out, 1, step.block);
+            for (int64_t i = 0; own && step.signs_last && i < block; ++i) out[i] *= own[i];
+        }
     });
 }
 
@@ -49,10 +67,7 @@ void RowRunner::run(const Mix &step, int32_t rows, int thread) noexcept {
 void RowRunner::run(const Lerp &step, int32_t rows, int thread) noexcept {
     constexpr int64_t kBlock = 256;
     const int64_t cols = width(step.in()), blocks = (cols + kBlock - 1) / kBlock;
-    const float *weight =
-        step.weight == kNoWeight
-            ? nullptr
-            : reinterpret_cast<const float *>(s_.program->weights[static_cast<size_t>(step.weight)].data);
+    const float *weight = vector_of(step.weight);
     s_.pool->for_ranges(thread, rows * blocks, [&](int64_t first, int64_t last) {
         for (int64_t unit = first; unit < last; ++unit) {
             const int64_t token = unit / blocks, at = unit % blocks * kBlock,

@@ -1,4 +1,4 @@
-// The steps that move, add and interpolate rows of slots, without weights to multiply: Copy, Mix and Lerp.
+// The steps that move, rotate, add and interpolate rows of slots, without weights to multiply: Copy, Rotate, Mix and Lerp.
 #pragma once
 
 #include <array>
@@ -26,6 +26,7 @@ class RowRunner {
 
     // One thread's share of a step on the first `rows` tokens.
     void run(const Copy &step, int32_t rows, int thread) noexcept;
+    void run(const Rotate &step, int32_t rows, int thread) noexcept;
     void run(const Mix &step, int32_t rows, int thread) noexcept;
     void run(const Lerp &step, int32_t rows, int thread) noexcept;
 
@@ -36,6 +37,12 @@ class RowRunner {
         int64_t count = 0;
     };
     Slices slices(const std::vector<Slot> &slots, int64_t width, int32_t token) const noexcept;
+    // null: kNoWeight
+    const float *vector_of(WeightId id) const {
+        return id == kNoWeight
+                   ? nullptr
+                   : reinterpret_cast<const float *>(s_.program->weights[static_cast<size_t>(id)].data);
+    }
     int64_t width(Slot slot) const { return s_.program->slots[static_cast<size_t>(slot)].width; }
     float *row(Slot slot, int64_t token) const {
         return s_.slots[static_cast<size_t>(slot)].as<float>() + token * width(slot);

@@ -26,6 +26,7 @@
 #include "kernels/cuda/select/logits_runner.h"
 #include "kernels/cuda/steps/embed.h"
 #include "kernels/cuda/steps/normalize.h"
+#include "kernels/cuda/steps/rotate.h"
 #include "kernels/cuda/upload/weights.h"
 #include "kernels/steps.h"
 
@@ -126,6 +127,7 @@ class CudaBackend final : public Backend {
     void enqueue(const LinearOp &op);
     void enqueue(const HeadLinear &op);
     void enqueue(const CopyOp &op);
+    void enqueue(const Rotate &op);
     void enqueue(const Mix &op);
     void enqueue(const Lerp &op);
     AttentionRunner::Operands attention_operands() const {
@@ -264,6 +266,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(normalize_kernel().handle, kNormalizeShared);
     prepare(activate_kernel().handle, 0);
     prepare(copy_pieces_kernel().handle, 0);
+    prepare(rotate_kernel().handle, kRotateShared);
     prepare(mix_kernel().handle, 0);
     prepare(lerp_kernel().handle, 0);
     for (const Op &op : plan_.ops)
@@ -278,6 +281,7 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
                        [](const PrepareOp &) {},
                        [](const HeadLinear &) {},
                        [](const CopyOp &) {},
+                       [](const Rotate &) {},
                        [](const Mix &) {},
                        [](const Lerp &) {},
                        [](const ActivateOp &) {},
@@ -500,6 +504,13 @@ void CudaBackend::enqueue(const CopyOp &op) {
                                         c.count,
                                         static_cast<int32_t>(c.width)};
     run(copy_pieces_kernel(), copy_pieces_blocks(params), 0, params);
+}
+
+void CudaBackend::enqueue(const Rotate &op) {
+    const RotateParams params{slot(op.in),   slot(op.out),   weights_.floats(op.signs),
+                              stride(op.in), stride(op.out), static_cast<int32_t>(width(op.in)),
+                              tokens_,       op.block,       op.signs_last};
+    run(rotate_kernel(), rotate_blocks(params), kRotateShared, params);
 }
 
 void CudaBackend::enqueue(const Mix &op) {

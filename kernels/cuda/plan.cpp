@@ -11,6 +11,7 @@
 #include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/indexer/indexer.h"
 #include "kernels/cuda/scan/scan.h"
+#include "kernels/cuda/steps/rotate.h"
 #include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
@@ -199,6 +200,12 @@ class Planner {
             plan_.ops.push_back(CopyOp{{step}});
         written(step.out);
     }
+    void add(const Rotate &step) {
+        expect(step.block <= kMostRotated, "rotations in blocks of this size");
+        use_floats(step.signs);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
     void add(const Mix &step) {
         static_assert(kMixSlices == Mix::kMostSlices);
         for (const Slot slot : step.out) written(slot);
@@ -232,7 +239,7 @@ class Planner {
     }
     void add(const Indexer &step) {
         expect(step.head_dim % 8 == 0 && step.head_dim <= kMostIndexKey, "index keys of this size");
-        expect(step.heads <= kMaxHeads, "this many index heads");
+        expect(step.heads <= kMaxHeads && step.lists() <= kIndexTurn, "this many index heads");
         plan_.ops.push_back(step);
         written(step.q);  // rotated in place
         written(step.chosen);

@@ -77,9 +77,14 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
                     std::span<const double> chosen, int64_t end) {
     const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
     const size_t kv_heads = static_cast<size_t>(step.kv_heads);
-    const auto visible = [&](int64_t key) {
-        if (!chosen.empty() && std::ranges::find(chosen, static_cast<double>(key)) == chosen.end())
-            return false;
+    const size_t lists = static_cast<size_t>(step.chosen_lists);
+    const auto visible = [&](size_t kv_head, int64_t key) {
+        if (!chosen.empty()) {
+            const auto list =
+                chosen.subspan(lists == 1 ? 0 : kv_head * (chosen.size() / lists), chosen.size() / lists);
+            const auto block = static_cast<double>(key / step.chosen_block);
+            if (std::ranges::find(list, block) == list.end()) return false;
+        }
         if (step.window == 0 || key < step.sink_cells) return true;
         if (step.window_kind == Attention::Window::Sliding) return own - key < step.window;
         return key / step.window == own / step.window;
@@ -98,7 +103,7 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
         };
         std::vector<std::pair<int64_t, double>> scores;
         for (int64_t key = 0; key < std::max(own + 1, end); ++key)
-            if (visible(key))
+            if (visible(kv_head, key))
                 scores.emplace_back(
                     key, bias(head, key) +
                              softcap(static_cast<double>(step.scale) *
@@ -134,21 +139,49 @@ void hadamard(std::span<double> heads, size_t size) {
 
 Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const double> weights,
                  std::span<const double> k) {
-    const auto dim = static_cast<size_t>(step.head_dim), top_k = static_cast<size_t>(step.top_k);
-    std::vector<std::pair<double, size_t>> cells;  // -score, cell
-    for (size_t cell = 0; cell < k.size() / dim; ++cell) {
-        double score = 0;
-        for (size_t h = 0; h < weights.size(); ++h)
-            score += weights[h] * std::max(dot(q.subspan(h * dim, dim), k.subspan(cell * dim, dim)), 0.0);
-        cells.emplace_back(-score, cell);
-    }
-    std::ranges::sort(cells);
-    cells.resize(std::min(cells.size(), top_k));
+    const auto dim = static_cast<size_t>(step.head_dim), top_k = static_cast<size_t>(step.top_k),
+               block = static_cast<size_t>(step.block), local = static_cast<size_t>(step.local);
+    const size_t cells = k.size() / dim, count = (cells + block - 1) / block;
     Row chosen;
-    for (const auto &[score, cell] : cells) chosen.push_back(static_cast<double>(cell));
-    std::ranges::sort(chosen);
-    chosen.resize(top_k, -1);
+    for (size_t list = 0; list < static_cast<size_t>(step.lists()); ++list) {
+        const auto product = [&](size_t head, size_t cell) {
+            return dot(q.subspan(head * dim, dim), k.subspan(cell * dim, dim));
+        };
+        const auto score_of = [&](size_t cell) {
+            if (weights.empty()) return product(list, cell);
+            double score = 0;
+            for (size_t h = 0; h < weights.size(); ++h) score += weights[h] * std::max(product(h, cell), 0.0);
+            return score;
+        };
+        std::vector<std::pair<double, size_t>> blocks;  // -score, block
+        for (size_t i = 0; i < count; ++i) {
+            double largest = -std::numeric_limits<double>::infinity();
+            for (size_t cell = i * block; cell < std::min(cells, (i + 1) * block); ++cell)
+                largest = std::max(largest, score_of(cell));
+            const bool forced = i + local >= count;
+            blocks.emplace_back(forced ? -std::numeric_limits<double>::infinity() : -largest, i);
+        }
+        std::ranges::sort(blocks);
+        blocks.resize(std::min(count, top_k));
+        Row own;
+        for (const auto &[score, i] : blocks) own.push_back(static_cast<double>(i));
+        std::ranges::sort(own);
+        own.resize(top_k, -1);
+        chosen.insert(chosen.end(), own.begin(), own.end());
+    }
     return chosen;
+}
+
+Row rotate(const Rotate &step, std::span<const double> in, std::span<const double> signs) {
+    Row out(in.begin(), in.end());
+    const auto multiply = [&] {
+        for (size_t i = 0; i < signs.size(); ++i) out[i] *= signs[i];
+    };
+    if (!step.signs_last) multiply();
+    const auto block = static_cast<size_t>(step.block);
+    for (size_t at = 0; at < out.size(); at += block) hadamard(std::span(out).subspan(at, block), block);
+    if (step.signs_last) multiply();
+    return out;
 }
 
 namespace {

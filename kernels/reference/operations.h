@@ -41,10 +41,13 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
 // Multiplies each head of `size` dimensions, in place, by the Hadamard matrix of rotates_keys() (backend.h).
 void hadamard(std::span<double> heads, size_t size);
 
-// Steps 4 and 5 of Indexer for one token: q [heads][head_dim], weights [heads], k [keys][head_dim], all keys up
-// to the token's own. Returns [top_k].
+// Steps 4 and 5 of Indexer for one token: q [heads][head_dim], weights [heads] or empty, k [keys][head_dim], all keys
+// up to the token's own. Returns [lists()][top_k].
 Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const double> weights,
                  std::span<const double> k);
+
+// Rotate of one row. signs: [width], or empty.
+Row rotate(const Rotate &step, std::span<const double> in, std::span<const double> signs);
 
 // 1 + beta * ln(1 + floor((position + offset) / length))
 double temperature(const Attention::Temperature &temperature, int32_t position);

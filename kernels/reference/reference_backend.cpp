@@ -200,6 +200,11 @@ class ReferenceBackend final : public Backend {
                 std::copy_n(row(s.in, t).begin() + s.from.first + i * s.from.stride, s.width,
                             row(s.out, t).begin() + s.to.first + i * s.to.stride);
     }
+    void run(const Rotate &s) {
+        const Row signs = vector_of(s.signs);
+        for (size_t t = 0; t < tokens(); ++t)
+            std::ranges::copy(rotate(s, row(s.in, t), signs), row(s.out, t).begin());
+    }
     // The slices of a token's rows of these slots.
     std::vector<std::span<double>> slices_of(const std::vector<Slot> &slots, int64_t width, size_t t) {
         std::vector<std::span<double>> slices;
@@ -401,7 +406,7 @@ class ReferenceBackend final : public Backend {
                 const auto t = static_cast<size_t>(sequence.first + i);
                 const size_t visible = static_cast<size_t>(sequence.past + i + 1) * pages.key_width;
                 std::ranges::copy(choose_cells(s, turned(row(s.q, t), s, batch_->positions[t]),
-                                               row(s.weights, t), std::span(k).first(visible)),
+                                               row_or_none(s.weights, t), std::span(k).first(visible)),
                                   row(s.chosen, t).begin());
             }
         }

@@ -35,6 +35,7 @@ enum Kind : int64_t {
     kGated,
     kHeads,
     kCopy,
+    kRotate,
     kMix,
     kLerp,
     kAttend,
@@ -325,6 +326,15 @@ class Cases {
             kExact);
     }
 
+    void add(const Rotate &step) {
+        if (seen({kRotate, width(step.in), step.block, type(step.signs), step.signs_last,
+                  step.in == step.out}))
+            return;
+        push_exact(
+            "rotation of " + std::to_string(width(step.in)) + " in blocks of " + std::to_string(step.block),
+            "", [this, step] { return small().input(step.in).step(step).look_at(step.out); }, kExact);
+    }
+
     void add(const Mix &step) {
         int64_t in = 0, out = 0;  // floats
         for (const Slot slot : step.in) in += width(slot);
@@ -387,6 +397,8 @@ class Cases {
                   type(step.sinks),
                   type(step.slopes),
                   step.chosen != kNoSlot,
+                  step.chosen_lists,
+                  step.chosen_block,
                   bits(t.beta),
                   t.length,
                   t.offset}))
@@ -407,15 +419,19 @@ class Cases {
         };
         push_exact(attention_name(step, window), "", program, kAttention).tokens = attention_tokens_;
     }
-    // An indexer that chooses half of the cells, then attention to these.
+    // An indexer that chooses about half of the cells, then attention to these.
     Program sparse(Attention attention) const {
         Indexer indexer{};
         for_each_step<Indexer>(program_, [&](const Indexer &step) {
             if (step.chosen == attention.chosen) indexer = step;
         });
-        indexer.top_k = attention_tokens_ / 2;
+        // Blocks longer than an eighth of the test sequence would all be chosen.
+        indexer.block = attention.chosen_block = std::min(indexer.block, attention_tokens_ / 8);
+        indexer.top_k = attention_tokens_ / 2 / indexer.block;
+        indexer.local = std::min(indexer.local, indexer.top_k);
         Small both = small(attention_tokens_);
-        both.program().slots[static_cast<size_t>(indexer.chosen)].width = indexer.top_k;
+        both.program().slots[static_cast<size_t>(indexer.chosen)].width =
+            int64_t{indexer.lists()} * indexer.top_k;
         for (const int32_t cache : {attention.cache, indexer.cache})
             both.program().cache_layers.push_back(program_.cache_layers[static_cast<size_t>(cache)]);
         for (CacheLayer &layer : both.program().cache_layers) layer.group = 0;

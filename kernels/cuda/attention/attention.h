@@ -117,11 +117,13 @@ struct AttentionParams {
     // For measurements (switches.h). late_trigger: the decode and wide kernels trigger the next launch only at their
     // end. no_prefetch: the wide kernel does not prefetch.
     int32_t late_trigger = 0, no_prefetch = 0;
-    // attention_chosen_kernel(): token t attends to the cells chosen[t][i], i < min(chosen_count, its own cell + 1), which
-    // ascend and are at most its own. tokens: of the batch.
+    // attention_chosen_kernel(): token t, in cell `own`, attends to the blocks of chosen_block cells with the numbers
+    // chosen[t][i], i < min(chosen_count, own / chosen_block + 1), which ascend. If blocks have more than one cell, the last is
+    // the token's own, up to its cell. K/V head h has the list that begins h * chosen_list floats later (0: the heads share
+    // one). tokens: of the batch.
     const float *chosen = nullptr;
     int64_t chosen_stride = 0;
-    int32_t chosen_count = 0, tokens = 0;
+    int32_t chosen_count = 0, chosen_block = 1, chosen_list = 0, tokens = 0;
 };
 
 // Whether a launch of `tokens` tokens may set AttentionParams::prepare: the heads of a K/V head are whole
@@ -220,7 +222,7 @@ constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, in
 
 // Chosen cells, heads of any size (latent or not, also narrow ones): as attention_wide_kernel(). A row attends to its
 // token's chosen cells alone: steps 2 to 5 with the i-th of them in place of cell i. There is no window, and there are no
-// slopes. (DeepSeek-V3.2, 2025.)
+// slopes. (DeepSeek-V3.2, 2025; blocks, and a choice of each K/V head: MiniMax-M3, 2026.)
 Kernel<AttentionParams> attention_chosen_kernel();
 size_t attention_chosen_shared();
 
@@ -228,7 +230,7 @@ size_t attention_chosen_shared();
 // do not depend on lengths.
 constexpr WideWork chosen_work(const AttentionParams &p) {
     const int32_t tiles = (p.heads / p.kv_heads + kAttentionRows - 1) / kAttentionRows * p.tokens;
-    const int32_t splits = (p.chosen_count + kAttentionSplit - 1) / kAttentionSplit;
+    const int32_t splits = (p.chosen_count * p.chosen_block + kAttentionSplit - 1) / kAttentionSplit;
     const int64_t all = int64_t{tiles} * p.kv_heads;
     const bool side_by_side = splits > 1 && all < kWideTiles && splits <= p.side_by_side / all;
     return {tiles, splits, side_by_side, static_cast<int32_t>(side_by_side ? all * splits : all)};

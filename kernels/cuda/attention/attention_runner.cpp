@@ -122,7 +122,9 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
     p.norm_after_rope = a.norm_after_rope;
     if (a.chosen != kNoSlot) {
         p.chosen = slot(a.chosen), p.chosen_stride = stride(a.chosen);
-        p.chosen_count = static_cast<int32_t>(program_->slots[static_cast<size_t>(a.chosen)].width);
+        p.chosen_count =
+            static_cast<int32_t>(program_->slots[static_cast<size_t>(a.chosen)].width) / a.chosen_lists;
+        p.chosen_block = a.chosen_block, p.chosen_list = a.chosen_lists == 1 ? 0 : p.chosen_count;
         p.tokens = operands.tokens;
     }
     p.late_trigger = !launcher.switches().trigger, p.no_prefetch = !launcher.switches().prefetch;

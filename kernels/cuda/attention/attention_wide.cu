@@ -131,6 +131,13 @@ DEVICE bool find_chosen_item(const AttentionParams &p, int index, Item &item) {
     return true;
 }
 
+// The number, among a token's chosen cells, of the last: its own, if that is chosen.
+DEVICE int last_chosen(const AttentionParams &p, int own) {
+    if (p.chosen_block == 1) return smaller(own, p.chosen_count - 1);
+    const int block = own / p.chosen_block;
+    return smaller(block, p.chosen_count - 1) * p.chosen_block + own - block * p.chosen_block;
+}
+
 // --- cells into the tile ---------------------------------------------------------------------------------
 
 // K or V of a K/V head in the two pages of a step. kUnits: units of 16 packed bytes that a thread loads at a time.
@@ -249,7 +256,7 @@ struct WideBody {
         if constexpr (kChosen) {  // one token, whose cells are numbered from 0
             const int token = block.item.tile / token_tiles(p);
             const int own = space.sequence.past + token - space.sequence.first;
-            space.sequence = {token, 1, smaller(own, p.chosen_count - 1)};
+            space.sequence = {token, 1, last_chosen(p, own)};
             space.rows = space.group;
         }
         return space;
@@ -264,10 +271,12 @@ struct WideBody {
             const Block &block = shared.block;
             const int cell =
                 block.first * kAttentionStep / kAttentionSplit * kAttentionSplit + thread_index();
-            const float *chosen = p.chosen + block.item.tile / token_tiles(p) * p.chosen_stride;
+            const float *chosen = p.chosen + block.item.tile / token_tiles(p) * p.chosen_stride +
+                                  block.item.kv_head * p.chosen_list;
             int place = 0;
             if (cell < block.cells.end) {
-                const int from = static_cast<int>(chosen[cell]);
+                const int i = p.chosen_block == 1 ? cell : cell / p.chosen_block;
+                const int from = static_cast<int>(chosen[i]) * p.chosen_block + cell - i * p.chosen_block;
                 const int page = block.cache.table[from / kPageCells] * p.kv_heads + block.cache.kv_head;
                 place = page * kPageCells + from % kPageCells;
             }

@@ -71,8 +71,8 @@ DEVICE bool find_item(const IndexParams &p, int index, Item &item) {
     const int sequences = *p.sequence_count;
     for (int s = 0; s < sequences; ++s) {
         const SequenceInfo info = p.sequences[s];
-        // The tokens of the turn that have more than top_k cells.
-        const int first = larger(p.first, larger(info.first, info.first + p.top_k - info.past)),
+        // The tokens of the turn that have more than top_k blocks.
+        const int first = larger(p.first, larger(info.first, info.first + p.top_k * p.block - info.past)),
                   end = smaller(p.end, info.first + info.count);
         if (first >= end) continue;
         const int cells = info.past + end - info.first;
@@ -132,15 +132,14 @@ struct IndexScores {
             st64(shared.q + row * kRowValues + d, uint2{pack_f16(bits_float(bits.x), bits_float(bits.y)),
                                                         pack_f16(bits_float(bits.z), bits_float(bits.w))});
         }
-        if (thread_index() < rows)
+        if (p.weights && thread_index() < rows)
             shared.weights[thread_index()] =
                 thread_index() < count ? p.weights[token * p.weights_stride + head + thread_index()] : 0.0f;
     }
 
-    // Adds 8 heads, from `head` on, to the sums of the cells of rows g and g + 8 of each tile.
-    static DEVICE void add_heads(const Params &p, const ScoresShared &shared, const Keys &keys, int head,
-                                 float (&sums)[kTiles][2]) {
-        float c[kTiles][4];
+    // The products of 8 heads, from `head` on, with the cells of rows g and g + 8 of each tile.
+    static DEVICE void multiply(const Params &p, const ScoresShared &shared, const Keys &keys, int head,
+                                float (&c)[kTiles][4]) {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -158,7 +157,12 @@ struct IndexScores {
                 mma_f16_k16(c[tile], {low.z, high.z, low.w, high.w}, {q.z, q.w});
             }
         }
-        const float *weights = shared.weights + head + 2 * t;
+    }
+
+    // Adds the 8 heads to the sums of these cells.
+    static DEVICE void add_heads(const ScoresShared &shared, int head, const float (&c)[kTiles][4],
+                                 float (&sums)[kTiles][2]) {
+        const float *weights = shared.weights + head + 2 * (lane_index() & 3);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -167,12 +171,33 @@ struct IndexScores {
                     fma_rn(weights[i % 2], c[tile][i] > 0.0f ? c[tile][i] : 0.0f, sums[tile][i / 2]);
     }
 
+    // The cell of rows g + 8 half of a tile.
+    static DEVICE int cell_of(const Item &item, int tile, int half) {
+        return item.cell + 16 * (warp_index() * kTiles + tile) + 8 * half + (lane_index() >> 2);
+    }
+    // Stores the 8 heads' products, from head `head` on, as scores of the lists from `scores` on. end: one past the token's
+    // own cell.
+    static DEVICE void store_heads(const Params &p, const Item &item, int head, int end,
+                                   const float (&c)[kTiles][4], float *scores) {
+        const int first = head + 2 * (lane_index() & 3);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int cell = cell_of(item, tile, i / 2);
+                if (first + i % 2 < p.heads && cell < end)
+                    scores[(first + i % 2) * p.scores_stride + cell] = c[tile][i];
+            }
+    }
+
     static DEVICE void work(const Params &p, const Item &item, ScoresShared &shared) {
         Keys keys;
         load_keys(p, item, keys);
 #pragma unroll 1
         for (int i = 0; i < item.tokens; ++i) {
             float sums[kTiles][2] = {};
+            const int end = item.end - item.tokens + 1 + i;  // one past the token's own cell
+            float *scores = p.scores + (item.token + i - p.first) * p.lists * p.scores_stride;
 #pragma unroll 1
             for (int first = 0; first < p.heads; first += kHeadsAtOnce) {
                 const int count = smaller(p.heads - first, kHeadsAtOnce);
@@ -180,10 +205,16 @@ struct IndexScores {
                 load_queries(p, item.token + i, first, count, shared);
                 block_sync();
 #pragma unroll 1
-                for (int head = 0; head < count; head += 8) add_heads(p, shared, keys, head, sums);
+                for (int head = 0; head < count; head += 8) {
+                    float c[kTiles][4];
+                    multiply(p, shared, keys, head, c);
+                    if (p.weights)
+                        add_heads(shared, head, c, sums);
+                    else
+                        store_heads(p, item, first + head, end, c, scores);
+                }
             }
-            const int end = item.end - item.tokens + 1 + i;  // one past the token's own cell
-            float *scores = p.scores + (item.token + i - p.first) * p.scores_stride;
+            if (!p.weights) continue;
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
@@ -191,8 +222,7 @@ struct IndexScores {
                     float sum = sums[tile][half];
                     sum += shfl_xor(sum, 1);
                     sum += shfl_xor(sum, 2);
-                    const int cell =
-                        item.cell + 16 * (warp_index() * kTiles + tile) + 8 * half + (lane_index() >> 2);
+                    const int cell = cell_of(item, tile, half);
                     if ((lane_index() & 3) == 0 && cell < end) scores[cell] = sum;
                 }
         }
@@ -281,10 +311,44 @@ DEVICE void find_digit(ChoiceShared &shared, uint32_t wanted) {
     shared.above = above;
 }
 
+// A score of this order.
+DEVICE float score_of(uint32_t order) {
+    return bits_float((order & 0x80000000u) != 0 ? order ^ 0x80000000u : ~order);
+}
+
 struct IndexChoice {
     using Params = IndexParams;
     static constexpr const char *kName = "index choice";
     static constexpr int kThreads = kChoiceThreads, kBlocks = 2;
+
+    // Replaces the scores of cells by those of the blocks. The scores of 512 blocks are written when all threads have read
+    // the cells up to theirs, and lie before the cells of the next 512, because a block has at least two cells.
+    static DEVICE void take_largest(float *scores, int cells, int block) {
+        const int blocks = (cells + block - 1) / block;
+#pragma unroll 1
+        for (int first = 0; first < blocks; first += kChoiceThreads) {
+            uint32_t mine = 0;  // of block first + thread_index()
+#pragma unroll 1
+            for (int i = 0; i < 32; ++i) {
+                const int begin = (first + 32 * warp_index() + i) * block,
+                          end = smaller(begin + block, cells);
+                uint32_t largest = 0;
+                for (int cell = begin + lane_index(); cell < end; cell += 32) {
+                    const uint32_t order = order_of(scores[cell]);
+                    largest = order > largest ? order : largest;
+                }
+#pragma unroll
+                for (int mask = 16; mask > 0; mask /= 2) {
+                    const uint32_t other = shfl_xor(largest, mask);
+                    largest = other > largest ? other : largest;
+                }
+                if (lane_index() == i) mine = largest;
+            }
+            block_sync();
+            if (first + thread_index() < blocks) scores[first + thread_index()] = score_of(mine);
+            block_sync();
+        }
+    }
 
     // The order of the count-th largest score, and how many scores of that order are among the `count` largest.
     struct Threshold {
@@ -313,12 +377,13 @@ struct IndexChoice {
         return found;
     }
 
-    static DEVICE void choose(const Params &p, ChoiceShared &shared, const float *scores, int cells,
+    // Writes the indices of the `count` largest of the scores.
+    static DEVICE void choose(ChoiceShared &shared, const float *scores, int cells, int count,
                               float *chosen) {
         // Each warp has a run of adjacent cells.
         const int run = (cells + kChoiceThreads - 1) / kChoiceThreads * 32;
         const int begin = smaller(cells, warp_index() * run), end = smaller(cells, begin + run);
-        const Threshold least = find_threshold(shared, scores, begin, end, p.top_k);
+        const Threshold least = find_threshold(shared, scores, begin, end, count);
         int more = 0, equal = 0;  // of the run
         for_scores(scores, begin, end, [&](int, uint32_t order, bool exists) {
             more += exists && order > least.order;
@@ -347,17 +412,25 @@ struct IndexChoice {
         auto &shared = shared_memory<ChoiceShared>();
         grid_dep_wait();
         grid_dep_trigger();
-        for (int token = p.first + block_index(); token < p.end; token += block_count()) {
+        const int lists = (p.end - p.first) * p.lists;
+        for (int index = block_index(); index < lists; index += block_count()) {
+            const int i = index / p.lists, token = p.first + i;
             int s = 0;
             while (token >= p.sequences[s].first + p.sequences[s].count) ++s;
-            const int cells = p.sequences[s].past + token - p.sequences[s].first + 1;
-            float *chosen = p.chosen + token * p.chosen_stride;
-            if (cells > p.top_k) {
-                choose(p, shared, p.scores + (token - p.first) * p.scores_stride, cells, chosen);
+            const int cells = p.sequences[s].past + token - p.sequences[s].first + 1,
+                      blocks = (cells + p.block - 1) / p.block;
+            float *chosen = p.chosen + token * p.chosen_stride + (index - i * p.lists) * p.top_k;
+            if (blocks > p.top_k) {
+                float *scores = p.scores + index * p.scores_stride;
+                if (p.block > 1) take_largest(scores, cells, p.block);
+                const int others = blocks - p.local, count = p.top_k - p.local;
+                if (count > 0) choose(shared, scores, others, count, chosen);
+                for (int n = thread_index(); n < p.local; n += kThreads)
+                    chosen[count + n] = static_cast<float>(others + n);
                 continue;
             }
-            for (int i = thread_index(); i < p.top_k; i += kThreads)
-                chosen[i] = i < cells ? static_cast<float>(i) : -1.0f;
+            for (int n = thread_index(); n < p.top_k; n += kThreads)
+                chosen[n] = n < blocks ? static_cast<float>(n) : -1.0f;
         }
     }
 };

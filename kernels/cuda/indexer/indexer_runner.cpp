@@ -64,17 +64,18 @@ void IndexerRunner::enqueue(Launcher &launcher, const Indexer &step, const Atten
                   operands.tokens, step.heads, step.head_dim});
     IndexParams p{};
     p.q = slot(step.q), p.q_stride = stride(step.q);
-    p.weights = slot(step.weights), p.weights_stride = stride(step.weights);
+    if (step.weights != kNoSlot) p.weights = slot(step.weights), p.weights_stride = stride(step.weights);
     p.keys = cache_pages(operands.cache.k(step.cache), CacheType::F16, step.head_dim, true);
     p.sequences = input.sequences(), p.sequence_count = input.sequence_count();
     p.tables = input.tables(group), p.table_stride = input.table_stride(group);
     p.scores = scores_.as<float>(), p.scores_stride = cells_;
     p.chosen = slot(step.chosen), p.chosen_stride = stride(step.chosen);
-    p.heads = step.heads, p.top_k = step.top_k;
+    p.heads = step.heads, p.top_k = step.top_k, p.lists = step.lists();
+    p.block = step.block, p.local = step.local;
     for (p.first = 0; p.first < operands.tokens; p.first = p.end) {
-        p.end = std::min(operands.tokens, p.first + kIndexTurn);
+        p.end = std::min(operands.tokens, p.first + kIndexTurn / p.lists);
         launcher.run(index_scores_kernel(), INT32_MAX, index_scores_shared(), p);
-        launcher.run(index_choice_kernel(), p.end - p.first, index_choice_shared(), p);
+        launcher.run(index_choice_kernel(), int64_t{p.end - p.first} * p.lists, index_choice_shared(), p);
     }
 }
 

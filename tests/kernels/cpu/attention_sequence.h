@@ -133,20 +133,24 @@ class Sequence {
                 k[static_cast<size_t>(i / shape.head_dim_v * shape.head_dim_k + i % shape.head_dim_v)];
     }
 
-    // Lets every token attend to `count` random cells; half of the tokens prefer neighbors.
-    void choose(Engine &engine, int32_t count) {
-        chosen_count = count;
+    // Lets every token attend to `count` random blocks of `block` cells, the last of which is its own if block > 1; half of
+    // the tokens prefer neighbors.
+    void choose(Engine &engine, int32_t count, int32_t block = 1) {
+        chosen_count = count, chosen_block = block;
         chosen.assign(static_cast<size_t>(int64_t{shape.cells} * count), -1);
         for (int32_t own = 0; own < shape.cells; ++own) {
-            std::vector<int32_t> cells(static_cast<size_t>(own) + 1);
-            std::iota(cells.begin(), cells.end(), 0);
+            const int32_t last = own / block;
+            std::vector<int32_t> blocks(static_cast<size_t>(last) + 1);
+            std::iota(blocks.rbegin(), blocks.rend(), 0);
+            const auto first = blocks.begin() + (block > 1 ? 1 : 0);
             if (own % 2 == 0)
-                std::shuffle(cells.begin(), cells.end(), engine);
-            else
-                std::rotate(cells.begin(), cells.begin() + pick(engine, 0, own), cells.end());
-            cells.resize(std::min(cells.size(), static_cast<size_t>(count)));
-            std::sort(cells.begin(), cells.end());
-            std::copy(cells.begin(), cells.end(), chosen.begin() + int64_t{own} * count);
+                std::shuffle(first, blocks.end(), engine);
+            else if (first < blocks.end())
+                std::rotate(first, first + pick(engine, 0, static_cast<int>(blocks.end() - first) - 1),
+                            blocks.end());
+            blocks.resize(std::min(blocks.size(), static_cast<size_t>(count)));
+            std::sort(blocks.begin(), blocks.end());
+            std::copy(blocks.begin(), blocks.end(), chosen.begin() + int64_t{own} * count);
         }
     }
 
@@ -190,10 +194,11 @@ class Sequence {
             tile.sink_q = sink_q.data() + int64_t{cell} * shape.heads * shape.head_dim_k;
         if (chosen_count > 0) tile.chosen = chosen.data() + int64_t{cell} * chosen_count;
         tile.chosen_stride = tile.chosen_count = chosen_count;
+        tile.chosen_block = chosen_block;
         return tile;
     }
 
-    // The chosen cells of the token in cell `own`; empty if there is no choice.
+    // The chosen blocks of the token in cell `own`; empty if there is no choice.
     reference::Row chosen_row(int64_t own) const {
         const auto from = chosen.begin() + own * chosen_count;
         return {from, from + chosen_count};
@@ -225,7 +230,7 @@ class Sequence {
     KvPages pages;
     Floats q, k, v, sinks, slopes, sink_q;
     Floats chosen;  // [cells][chosen_count], of choose()
-    int32_t chosen_count = 0;
+    int32_t chosen_count = 0, chosen_block = 1;
     int32_t common_end = 0;  // of all tiles
 
   private:
@@ -314,7 +319,8 @@ inline Partial range_by_definition(const float *q, const Floats &k, const Floats
                                    const AttentionTile &tile, int32_t begin, int32_t end, float slope,
                                    int32_t own, const std::vector<float> &chosen = {}) {
     const auto hidden = [&](int32_t cell) {
-        return !chosen.empty() && !std::binary_search(chosen.begin(), chosen.end(), static_cast<float>(cell));
+        return !chosen.empty() && !std::binary_search(chosen.begin(), chosen.end(),
+                                                      static_cast<float>(cell / tile.chosen_block));
     };
     const int32_t dk = tile.pages.head_dim_k, dv = tile.pages.head_dim_v;
     Partial out;
@@ -373,11 +379,13 @@ inline Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32
         std::vector<float> chosen;
         if (tile.chosen) {
             const float *from = tile.chosen + row / tile.heads * tile.chosen_stride;
-            chosen.assign(from, from + std::min(own + 1, tile.chosen_count));
+            chosen.assign(from, from + std::min(own / tile.chosen_block + 1, tile.chosen_count));
         }
         const auto chooses = [&](int32_t range) {
+            const auto first = range * kRangeCells, last = std::min(own, first + kRangeCells - 1);
             return chosen.empty() || std::ranges::any_of(chosen, [&](float one) {
-                       return static_cast<int32_t>(one) / kRangeCells == range;
+                       const int32_t begin = static_cast<int32_t>(one) * tile.chosen_block;
+                       return begin <= last && begin + tile.chosen_block > first;
                    });
         };
         for (int32_t range = seen / kRangeCells; seen < end && range <= (end - 1) / kRangeCells; ++range) {
@@ -432,6 +440,7 @@ inline double error_against_reference(const Sequence &sequence, int32_t cell, in
         .window = s.window,
         .window_kind = s.chunked ? Attention::Window::Chunked : Attention::Window::Sliding,
         .softcap = s.softcap,
+        .chosen_block = sequence.chosen_block,
     };
     double worst = 0;
     for (int32_t t = 0; t < tokens; ++t) {

@@ -11,8 +11,10 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/indexer_runner.h"
 #include "kernels/reference/operations.h"
+#include "tests/kernels/chosen_blocks.h"
 #include "tests/kernels/cpu/attention_sequence.h"
 
+using namespace runnel;
 using namespace runnel::kernels;
 using namespace runnel::kernels::cpu;
 using namespace runnel::testing;
@@ -41,7 +43,7 @@ Shape any_shape(Engine &engine, int round, int32_t cells) {
 
 Floats index_scores(const AttentionKernels &kernels, IndexTile tile) {
     const int32_t cells = tile.end_page * kBlockTokens;
-    Floats out(static_cast<size_t>(tile.tokens * cells), NAN);
+    Floats out(static_cast<size_t>(tile.tokens * (tile.weights ? 1 : tile.heads) * cells), NAN);
     tile.scores = out.data(), tile.scores_stride = cells;
     const size_t bytes = index_scratch(tile.pages.head_dim_k) * sizeof(float);
     const std::unique_ptr<float, Free> scratch(
@@ -58,12 +60,16 @@ TEST_CASE("attention: chosen cells: random shapes agree with double precision an
         const int32_t tokens = round % 3 == 0 ? 1 : pick(engine, 1, 30);
         const int32_t past = round % 4 == 0 ? pick(engine, 900, 1400) : pick(engine, 0, 200);
         Sequence sequence(engine, any_shape(engine, round, past + tokens), kHalfNan, 2);
-        sequence.choose(engine, round % 2 == 0 ? pick(engine, 1, 12) : pick(engine, 1, past + tokens));
+        const int32_t block = std::vector{1, 1, 16, 1, 48, 32, 1, 600}[static_cast<size_t>(round) % 8],
+                      most = (past + tokens - 1) / block + 1;
+        sequence.choose(engine, round % 2 == 0 ? pick(engine, 1, std::min(most, 12)) : pick(engine, 1, most),
+                        block);
         sequence.append_all(attention_best(), engine);
         CAPTURE(round);
         CAPTURE(tokens);
         CAPTURE(past);
         CAPTURE(sequence.chosen_count);
+        CAPTURE(block);
         const Floats scalar = attend(attention_scalar(), sequence, past, tokens);
         // Biases by the distance of far cells are large, and rounded to float.
         CHECK(error_against_reference(sequence, past, tokens, scalar) <
@@ -89,7 +95,8 @@ TEST_CASE("attention: a row that chooses all its cells has the bits of a row wit
             CAPTURE(kernels->name);
             sequence.chosen_count = 0, sequence.chosen.clear();
             const Floats dense = attend(*kernels, sequence, past, tokens);
-            sequence.choose(engine, past + tokens + pick(engine, 0, 3));
+            const int32_t block = std::vector{1, 16, 70, 600}[static_cast<size_t>(round) % 4];
+            sequence.choose(engine, (past + tokens - 1) / block + 1 + pick(engine, 0, 3), block);
             CHECK(same_bits(attend(*kernels, sequence, past, tokens), dense));
             CHECK(same_bits(attend_in_ranges(*kernels, sequence, past, tokens), dense));
         }
@@ -131,7 +138,8 @@ TEST_CASE("indexer: scores are what the header defines, to the last bit, on ever
         IndexTile tile{};
         tile.pages = sequence.pages;
         tile.q = q.data(), tile.q_stride = heads * dim;
-        tile.weights = weights.data(), tile.weights_stride = heads;
+        const bool per_head = round % 3 == 2;
+        if (!per_head) tile.weights = weights.data(), tile.weights_stride = heads;
         tile.tokens = tokens, tile.heads = heads;
         tile.first_page = 0, tile.end_page = (cells + 31) / 32;
         for (const AttentionKernels *kernels : all_kernels()) {
@@ -146,8 +154,13 @@ TEST_CASE("indexer: scores are what the header defines, to the last bit, on ever
                         for (int32_t d = 0; d < dim; ++d)
                             dot = std::fma(q[static_cast<size_t>((t * heads + h) * dim + d)],
                                            k[static_cast<size_t>(cell * dim + d)], dot);
+                        if (per_head)
+                            wrong +=
+                                scores[static_cast<size_t>((t * heads + h) * tile.end_page * 32 + cell)] !=
+                                dot;
                         sum = std::fma(weights[static_cast<size_t>(t * heads + h)], std::max(dot, 0.0f), sum);
                     }
+                    if (per_head) continue;
                     wrong += scores[static_cast<size_t>(t * tile.end_page * 32 + cell)] != sum;
                 }
             CHECK(wrong == 0);
@@ -155,11 +168,18 @@ TEST_CASE("indexer: scores are what the header defines, to the last bit, on ever
     }
 }
 
-TEST_CASE("indexer: the largest scores are chosen, the lower cell among equals, in ascending order") {
+TEST_CASE("indexer: the newest blocks and those with the largest scores are chosen, the lower among equals") {
     Engine engine(35);
-    for (int round = 0; round < 400; ++round) {
+    for (int round = 0; round < 500; ++round) {
         CAPTURE(round);
-        const int32_t cells = pick(engine, 1, 300), count = pick(engine, 1, 80);
+        Indexer step{};
+        step.block = round % 3 == 0 ? pick(engine, 2, 40) : 1;
+        step.top_k = pick(engine, 1, step.block > 1 ? 12 : 80);
+        step.local = step.block > 1 ? pick(engine, 1, step.top_k) : 0;
+        CAPTURE(step.block);
+        CAPTURE(step.top_k);
+        CAPTURE(step.local);
+        const int32_t cells = pick(engine, 1, 300);
         Floats scores = normal(engine, cells, round % 5 == 0 ? 1e-30f : 1);
         if (round % 2 == 0)  // many are equal
             for (float &x : scores) x = std::round(x * 2) / 2;
@@ -169,18 +189,9 @@ TEST_CASE("indexer: the largest scores are chosen, the lower cell among equals, 
                                                                           : i % 4 == 1 ? INFINITY
                                                                           : i % 4 == 2 ? -INFINITY
                                                                                        : -0.0f;
-        std::vector<int32_t> expected(static_cast<size_t>(cells));
-        std::iota(expected.begin(), expected.end(), 0);
-        std::ranges::stable_sort(expected, [&](int32_t a, int32_t b) {
-            const float x = scores[static_cast<size_t>(a)], y = scores[static_cast<size_t>(b)];
-            return std::isnan(y) ? !std::isnan(x) : x > y;
-        });
-        expected.resize(std::min(expected.size(), static_cast<size_t>(count)));
-        std::ranges::sort(expected);
-        expected.resize(static_cast<size_t>(count), -1);
-        Floats chosen(static_cast<size_t>(count), NAN);
-        choose_largest(scores, count, chosen.data());
-        CHECK(std::equal(chosen.begin(), chosen.end(), expected.begin(),
-                         [](float a, int32_t b) { return a == static_cast<float>(b); }));
+        const std::vector<float> expected = tests::chosen_blocks(step, scores);
+        Floats chosen(static_cast<size_t>(step.top_k), NAN);
+        choose_blocks(step, scores, chosen.data());
+        CHECK(std::equal(chosen.begin(), chosen.end(), expected.begin()));
     }
 }

@@ -193,11 +193,11 @@ std::vector<reference::Row> exact(const Problem &p, const Result &result) {
             const reference::Row q = exact_queries(p, token, position),
                                  sink_q =
                                      exact_queries(p, token, std::min(position, a.window + a.sink_cells - 1));
-            const auto top_k = static_cast<size_t>(p.shape.top_k);
+            const auto choice = static_cast<size_t>(p.shape.choice());
             const reference::Row chosen = reference::to_row(p.chosen);
             rows.push_back(reference::attention_heads(
                 a, q, k, v, cell, reference::to_row(p.sinks), sink_q, reference::to_row(p.slopes),
-                std::span(chosen).subspan(token * top_k, top_k), sequence.common_end()));
+                std::span(chosen).subspan(token * choice, choice), sequence.common_end()));
             const auto width = static_cast<size_t>(a.head_dim_v);
             for (size_t at = 0; at < rows.back().size() && p.shape.rotates_v(); at += width)
                 reference::hadamard(std::span(rows.back()).subspan(at, width));
@@ -230,13 +230,18 @@ namespace {
 
 // The choice of the next token, which is in cell `own`.
 void choose(Problem &p, testing::Random &random, int32_t own) {
-    std::vector<int32_t> cells(static_cast<size_t>(own) + 1);
-    std::iota(cells.begin(), cells.end(), 0);
-    for (size_t i = cells.size(); i > 1; --i) std::swap(cells[i - 1], cells[random.below(i)]);
-    cells.resize(std::min(cells.size(), static_cast<size_t>(p.shape.top_k)));
-    std::ranges::sort(cells);
-    cells.resize(static_cast<size_t>(p.shape.top_k), -1);
-    for (const int32_t cell : cells) p.chosen.push_back(static_cast<float>(cell));
+    const int32_t block = p.shape.step.chosen_block;
+    for (int32_t list = 0; list < p.shape.step.chosen_lists; ++list) {
+        std::vector<int32_t> blocks(static_cast<size_t>(own / block) + 1);
+        std::iota(blocks.rbegin(), blocks.rend(), 0);
+        const size_t fixed = block > 1 ? 1 : 0;  // the token's own block
+        for (size_t i = blocks.size(); i > 1 + fixed; --i)
+            std::swap(blocks[i - 1], blocks[fixed + random.below(i - fixed)]);
+        blocks.resize(std::min(blocks.size(), static_cast<size_t>(p.shape.top_k)));
+        std::ranges::sort(blocks);
+        blocks.resize(static_cast<size_t>(p.shape.top_k), -1);
+        p.chosen.insert(p.chosen.end(), blocks.begin(), blocks.end());
+    }
 }
 
 }  // namespace
@@ -305,7 +310,8 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
         tiles = std::max(tiles, mine);
         items += mine * a.kv_heads * ((s.past + s.count + 255) / 256 + (a.sink_cells + 255) / 256);
         if (shape.top_k > 0)  // the tiles of every token
-            items += s.count * ((a.heads / a.kv_heads + 15) / 16) * a.kv_heads * ((shape.top_k + 255) / 256);
+            items += s.count * ((a.heads / a.kv_heads + 15) / 16) * a.kv_heads *
+                     ((shape.top_k * a.chosen_block + 255) / 256);
     }
     const Buffer<SequenceInfo> sequences(stream, infos, "sequences");
     const Buffer<int32_t> count(stream, std::vector{static_cast<int32_t>(infos.size())}, "sequence count");
@@ -364,7 +370,9 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     params.norm_after_rope = a.norm_after_rope;
     params.max_tiles = tiles;
     if (shape.top_k > 0) {
-        params.chosen = chosen.data(), params.chosen_stride = params.chosen_count = shape.top_k;
+        params.chosen = chosen.data(), params.chosen_stride = shape.choice();
+        params.chosen_count = shape.top_k, params.chosen_block = a.chosen_block;
+        params.chosen_list = a.chosen_lists == 1 ? 0 : shape.top_k;
         params.tokens = p.tokens();
     }
 
@@ -422,7 +430,7 @@ Problem tail_of(const Problem &p, const Result &whole, int32_t past) {
     };
     cut(tail.q, a.heads * a.head_dim_k), cut(tail.k, a.kv_heads * a.head_dim_k),
         cut(tail.v, a.kv_heads * a.head_dim_v);
-    cut(tail.chosen, p.shape.top_k);
+    cut(tail.chosen, p.shape.choice());
     tail.positions = std::vector<int32_t>(p.positions.begin() + past, p.positions.begin() + count);
     return tail;
 }
@@ -441,7 +449,7 @@ Problem alone(const Problem &p, size_t sequence) {
     one.old_k = {p.old_k[sequence]}, one.old_v = {p.old_v[sequence]};
     one.q = rows(p.q, a.heads * a.head_dim_k), one.k = rows(p.k, a.kv_heads * a.head_dim_k);
     one.v = rows(p.v, a.kv_heads * a.head_dim_v), one.positions = rows(p.positions, 1);
-    one.chosen = rows(p.chosen, p.shape.top_k);
+    one.chosen = rows(p.chosen, p.shape.choice());
     if (!p.factors.empty()) one.factors = rows(p.factors, 1);
     one.tables.assign(p.tables.begin() + index * p.table_stride,
                       p.tables.begin() + (index + 1) * p.table_stride);

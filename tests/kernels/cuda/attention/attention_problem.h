@@ -30,11 +30,13 @@ struct Shape {
     int32_t first_position = 0;  // of every sequence's cell 0
     bool latent = false;         // values are the first dimensions of the keys
     bool slopes = false;         // biases by distance
-    int32_t top_k = 0;           // chosen cells of a token; 0: none are chosen, it attends to all
+    int32_t top_k = 0;  // blocks in a list of chosen cells; 0: there are none, a token attends to all
 
     bool wide() const {
         return top_k > 0 || kernels::cuda::is_wide(latent, step.head_dim_k, step.head_dim_v);
     }
+    // Numbers of blocks that a token chooses.
+    int32_t choice() const { return top_k * step.chosen_lists; }
     bool rotates_k() const { return !latent && kernels::rotates_keys(k_type); }
     bool rotates_v() const { return !latent && kernels::rotates_values(v_type); }
 };
@@ -53,7 +55,7 @@ struct Problem {
     std::vector<int32_t> tables;
     int64_t table_stride = 0;
     int32_t blocks = 0;
-    std::vector<float> chosen = {};  // [token][top_k], random cells in ascending order, then -1
+    std::vector<float> chosen = {};  // [token][lists][top_k], random blocks in ascending order, then -1
 
     int32_t tokens() const { return static_cast<int32_t>(positions.size()); }
 };

@@ -64,6 +64,11 @@ TEST_CASE("cuda chosen attention: results are right for random shapes, in every 
         }
         shape.step.norm_after_rope = random.below(2) > 0;
         shape.step.softcap = random.below(2) ? 2.5f : 0;
+        if (seed % 2 == 0 && kind == 1) {
+            shape.step.chosen_block = 2 + below(150);
+            shape.step.chosen_lists = kv_heads;
+            shape.top_k = 1 + below(6);
+        }
         CAPTURE(shape.latent);
         CAPTURE(shape.top_k);
         check_shape(shape, seed);
@@ -102,6 +107,9 @@ TEST_CASE("cuda chosen attention: a row's bits do not depend on the batch, grid,
         shape.k_type = type;
         check_every_way(shape, 340);
     }
+    Shape blocks{attention(6, 2, 32, 24), {{0, 200}, {40, 2}}, {}};
+    blocks.top_k = 3, blocks.step.chosen_block = 20, blocks.step.chosen_lists = 2;
+    check_every_way(blocks, 342);
     const Problem p = make_problem(latent(17, {{300, 2}, {10, 1}, {700, 3}}, 100), 341);
     const Result together = run(p, Way::Decode);
     for (size_t s = 0, at = 0; s < 3; ++s) {
@@ -125,6 +133,11 @@ TEST_CASE("cuda chosen attention: only the chosen cells are read, once per tile"
             CHECK(traffic.at("chosen cells").read == 3 * 60 * 2 * sizeof(float));
         }
     }
+    Shape shape{attention(32, 2, 64, 64), {{510, 1}, {99, 1}}, {}};
+    shape.top_k = 4, shape.step.chosen_block = 16, shape.step.chosen_lists = 2;
+    const Problem p = make_problem(shape, 351);
+    // The token's own block ends with its cell: 15 and 4 of 16 cells.
+    CHECK(run(p, Way::Decode).reports[1].traffic.at("K cache").read == 2 * (3 * 16 + 15 + 3 * 16 + 4) * 128);
 }
 
 TEST_CASE("cuda chosen attention: which tokens' splits run side by side") {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "tests/kernels/chosen_blocks.h"
 #include "tests/kernels/cuda/attention/attention_problem.h"
 #include "tests/simt/buffer.h"
 #include "tests/simt/run_kernel.h"
@@ -35,7 +36,17 @@ struct Batch {
     std::vector<std::vector<CacheCell>> keys;  // of each sequence
     std::vector<int32_t> tables;
     int32_t table_stride = 1, blocks = 0;
+    bool per_head = false;  // a list for each head, without weights
+    int32_t block = 1, local = 0;
 
+    kernels::Indexer step() const {
+        kernels::Indexer step{};
+        step.weights = per_head ? kernels::kNoSlot : 0;
+        step.heads = heads, step.head_dim = dim, step.top_k = top_k;
+        step.block = block, step.local = local;
+        return step;
+    }
+    int32_t lists() const { return step().lists(); }
     size_t tokens() const { return weights.size() / static_cast<size_t>(heads); }
     int32_t most_cells() const { return table_stride * 32; }
 };
@@ -78,8 +89,8 @@ Batch alone(const Batch &b, size_t sequence) {
 }
 
 struct Result {
-    std::vector<float> scores;  // [token][most_cells()], NaN where none was written
-    std::vector<float> chosen;  // [token][top_k]
+    std::vector<float> scores;  // of cells: [token][lists()][most_cells()], NaN where none was written
+    std::vector<float> chosen;  // [token][lists()][top_k]
 };
 
 // Scores and choices, in turns. scores: in place of those that the kernel computes.
@@ -103,20 +114,23 @@ Result run(const Batch &b, uint32_t blocks = 3, int32_t turn = kIndexTurn,
     const Buffer<int32_t> count(stream, std::vector{static_cast<int32_t>(infos.size())}, "sequence count");
     const Buffer<int32_t> tables(stream, b.tables, "tables");
     const Buffer<float> q(stream, b.q, "q"), weights(stream, b.weights, "weights");
-    const Buffer<float> chosen(stream, b.tokens() * static_cast<size_t>(b.top_k), "chosen");
+    const Buffer<float> chosen(stream, b.tokens() * static_cast<size_t>(b.lists() * b.top_k), "chosen");
     IndexParams p{};
     p.q = q.data(), p.q_stride = b.heads * b.dim;
-    p.weights = weights.data(), p.weights_stride = b.heads;
+    if (!b.per_head) p.weights = weights.data(), p.weights_stride = b.heads;
     p.keys = cache_pages(cache.data(), CacheType::F16, b.dim, true);
     p.sequences = sequences.data(), p.sequence_count = count.data();
     p.tables = tables.data(), p.table_stride = b.table_stride;
-    p.chosen = chosen.data(), p.chosen_stride = b.top_k;
+    p.chosen = chosen.data(), p.chosen_stride = b.lists() * b.top_k;
     p.scores_stride = b.most_cells();
     p.heads = b.heads, p.top_k = b.top_k;
+    p.lists = b.lists(), p.block = b.block, p.local = b.local;
+    const size_t of_token = width * static_cast<size_t>(b.lists());
     Result result;
     for (p.first = 0; p.first < tokens; p.first = p.end) {
         p.end = std::min(tokens, p.first + turn);
-        const size_t at = static_cast<size_t>(p.first) * width, size = static_cast<size_t>(turn) * width;
+        const size_t at = static_cast<size_t>(p.first) * of_token,
+                     size = static_cast<size_t>(turn) * of_token;
         std::vector<float> before(size, NAN);
         if (given)
             std::copy_n(given->begin() + static_cast<std::ptrdiff_t>(at), std::min(size, given->size() - at),
@@ -124,27 +138,14 @@ Result run(const Batch &b, uint32_t blocks = 3, int32_t turn = kIndexTurn,
         const Buffer<float> scores(stream, before, "scores");
         p.scores = scores.data();
         if (!given) simt::run_kernel(stream, index_scores_kernel(), {blocks, index_scores_shared()}, p);
+        const std::vector<float> after = scores.read();  // the choice replaces some of them
         simt::run_kernel(stream, index_choice_kernel(), {blocks, index_choice_shared()}, p);
-        const std::vector<float> after = scores.read();
+        stream.wait();
         result.scores.insert(result.scores.end(), after.begin(),
-                             after.begin() + (p.end - p.first) * static_cast<std::ptrdiff_t>(width));
+                             after.begin() + (p.end - p.first) * static_cast<std::ptrdiff_t>(of_token));
     }
     result.chosen = chosen.read();
     return result;
-}
-
-// What a token must choose by its scores.
-std::vector<float> choice_of(std::span<const float> scores, int32_t top_k) {
-    std::vector<int32_t> cells(scores.size());
-    std::iota(cells.begin(), cells.end(), 0);
-    std::ranges::stable_sort(cells, [&](int32_t a, int32_t b) {
-        const float x = scores[static_cast<size_t>(a)], y = scores[static_cast<size_t>(b)];
-        return std::isnan(y) ? !std::isnan(x) : x > y;
-    });
-    cells.resize(std::min(cells.size(), static_cast<size_t>(top_k)));
-    std::ranges::sort(cells);
-    cells.resize(static_cast<size_t>(top_k), -1);
-    return {cells.begin(), cells.end()};
 }
 
 // Calls f(token, sequence, cells of the token).
@@ -159,33 +160,38 @@ void for_tokens(const Batch &b, const F &f) {
 void check_choices(const Batch &b, const Result &result) {
     for_tokens(b, [&](size_t token, size_t, size_t cells) {
         CAPTURE(token);
-        const auto scores =
-            std::span(result.scores).subspan(token * static_cast<size_t>(b.most_cells()), cells);
-        const auto top_k = static_cast<size_t>(b.top_k);
-        const auto chosen = std::span(result.chosen).subspan(token * top_k, top_k);
-        CHECK(std::ranges::equal(chosen, choice_of(scores, b.top_k)));
+        const auto lists = static_cast<size_t>(b.lists()), top_k = static_cast<size_t>(b.top_k);
+        for (size_t i = token * lists; i < (token + 1) * lists; ++i) {
+            const auto scores =
+                std::span(result.scores).subspan(i * static_cast<size_t>(b.most_cells()), cells);
+            CHECK(std::ranges::equal(std::span(result.chosen).subspan(i * top_k, top_k),
+                                     tests::chosen_blocks(b.step(), scores)));
+        }
     });
 }
 
-// Scores against double precision; those of tokens with at most top_k cells are not computed.
+// Scores against double precision; those of tokens with at most top_k blocks are not computed.
 void check_scores(const Batch &b, const Result &result) {
     const auto dim = static_cast<size_t>(b.dim), heads = static_cast<size_t>(b.heads);
+    const auto lists = static_cast<size_t>(b.lists()), width = static_cast<size_t>(b.most_cells());
+    const auto most = static_cast<size_t>(b.step().chosen_cells());
     for_tokens(b, [&](size_t token, size_t s, size_t cells) {
         double worst = 0;
-        for (size_t cell = 0; cell < static_cast<size_t>(b.most_cells()); ++cell) {
-            const float score = result.scores[token * static_cast<size_t>(b.most_cells()) + cell];
-            if (cell >= cells || cells <= static_cast<size_t>(b.top_k)) {
+        for (size_t at = token * lists * width; at < (token + 1) * lists * width; ++at) {
+            const size_t list = at / width % lists, cell = at % width;
+            const float score = result.scores[at];
+            if (cell >= cells || cells <= most) {
                 REQUIRE(std::isnan(score));
                 continue;
             }
             double sum = 0, size = 0;
-            for (size_t h = 0; h < heads; ++h) {
+            for (size_t h = b.per_head ? list : 0; h < (b.per_head ? list + 1 : heads); ++h) {
                 double dot = 0;
                 for (size_t d = 0; d < dim; ++d)
                     dot += tests::round_f16(b.q[(token * heads + h) * dim + d]) *
                            tests::value_of(b.keys[s][cell], static_cast<int32_t>(d));
-                const double weight = b.weights[token * heads + h];
-                sum += weight * std::max(dot, 0.0);
+                const double weight = b.per_head ? 1 : b.weights[token * heads + h];
+                sum += b.per_head ? dot : weight * std::max(dot, 0.0);
                 size += std::abs(weight) * std::max(std::abs(dot), std::sqrt(static_cast<double>(dim)));
             }
             worst = std::max(worst, std::abs(sum - double{score}) / size);
@@ -203,9 +209,14 @@ TEST_CASE("cuda indexer: scores agree with double precision, and the largest are
         const auto below = [&](uint64_t n) { return static_cast<int32_t>(random.below(n)); };
         constexpr int32_t kDims[] = {64, 128, 128, 40, 8};
         const int32_t heads = seed % 3 == 0 ? 60 + below(80) : 1 + below(20), dim = kDims[seed % 5];
-        const Batch b =
+        Batch b =
             make_batch(heads, dim, 1 + below(seed % 2 ? 20 : 90),
                        {{below(600), 1 + below(3)}, {0, 1 + below(20)}, {below(40), 1 + below(9)}}, seed);
+        b.per_head = seed % 4 == 1;
+        if (seed % 3 == 1)
+            b.block = 2 + below(60), b.top_k = 1 + below(6),
+            b.local = 1 + below(static_cast<uint64_t>(b.top_k));
+        CAPTURE(b.block);
         CAPTURE(heads);
         CAPTURE(dim);
         CAPTURE(b.top_k);
@@ -216,23 +227,28 @@ TEST_CASE("cuda indexer: scores agree with double precision, and the largest are
 }
 
 TEST_CASE("cuda indexer: scores and choices do not depend on the batch, grid, turns or order of blocks") {
-    const Batch b = make_batch(12, 64, 30, {{0, 70}, {290, 7}, {25, 1}, {100, 12}}, 20);
-    const Result result = run(b);
-    check_choices(b, result);
-    for (const auto &[blocks, turn] : {std::pair{1u, 64}, {50u, 64}, {3u, 1}, {2u, 7}}) {
-        const Result other = run(b, blocks, turn);
-        CHECK(same_bits(other.scores, result.scores));
-        CHECK(same_bits(other.chosen, result.chosen));
-    }
-    simt::settings().seed = 5;
-    CHECK(same_bits(run(b).scores, result.scores));
-    simt::settings() = {};
-    size_t at = 0;
-    for (size_t s = 0; s < b.sequences.size(); ++s) {
-        const Result one = run(alone(b, s), 2);
-        CHECK(std::equal(one.chosen.begin(), one.chosen.end(),
-                         result.chosen.begin() + static_cast<std::ptrdiff_t>(at)));
-        at += one.chosen.size();
+    for (const bool in_blocks : {false, true}) {
+        CAPTURE(in_blocks);
+        Batch b = in_blocks ? make_batch(3, 64, 4, {{290, 7}, {25, 1}, {100, 12}}, 21)
+                            : make_batch(12, 64, 30, {{0, 70}, {290, 7}, {25, 1}, {100, 12}}, 20);
+        if (in_blocks) b.per_head = true, b.block = 24, b.local = 2;
+        const Result result = run(b);
+        check_choices(b, result);
+        for (const auto &[blocks, turn] : {std::pair{1u, 64}, {50u, 64}, {3u, 1}, {2u, 7}}) {
+            const Result other = run(b, blocks, turn);
+            CHECK(same_bits(other.scores, result.scores));
+            CHECK(same_bits(other.chosen, result.chosen));
+        }
+        simt::settings().seed = 5;
+        CHECK(same_bits(run(b).scores, result.scores));
+        simt::settings() = {};
+        size_t at = 0;
+        for (size_t s = 0; s < b.sequences.size(); ++s) {
+            const Result one = run(alone(b, s), 2);
+            CHECK(std::equal(one.chosen.begin(), one.chosen.end(),
+                             result.chosen.begin() + static_cast<std::ptrdiff_t>(at)));
+            at += one.chosen.size();
+        }
     }
 }
 
@@ -243,7 +259,9 @@ TEST_CASE("cuda indexer: among equal scores the lower cells are chosen; NaN is b
         testing::Random random(seed);
         const auto below = [&](uint64_t n) { return static_cast<int32_t>(random.below(n)); };
         const int32_t past = seed % 4 == 0 ? 5000 + below(4000) : below(700);
-        const Batch b = make_batch(1, 8, 1 + below(seed % 2 ? 40 : 600), {{past, 2}}, seed);
+        Batch b = make_batch(1, 8, 1 + below(seed % 2 ? 40 : 600), {{past, 2}}, seed);
+        // Also more blocks than the threads that look for their largest scores.
+        if (seed % 4 < 2) b.block = 2 + below(30), b.top_k = 1 + below(12), b.local = 1;
         std::vector<float> scores(2 * static_cast<size_t>(b.most_cells()));
         for (float &x : scores) {
             x = random.normal() * (seed % 5 == 0 ? 1e-30f : 1);
