@@ -357,6 +357,7 @@ void Decoder::attention(int32_t i, const SubLayer &io) {
     clamp_qkv();
     Attention attention = describe(i, attended);
     norm_heads(i, attention);
+    if (t_.before_attention) t_.before_attention(b_, i, io.in, attention);
     b_.add(attention);
     gate_attended(i, io.in, attended);
     inner_norm(layer_prefix(i) + "attn_sub_norm.weight", attended, size_.attended);

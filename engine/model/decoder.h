@@ -103,6 +103,10 @@ struct DecoderTraits {
     double normed_residual_scale = 1;
     kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 
+    // Called with the usual attention step of a layer before it is added: may change it, and add steps before it. in: the
+    // input of the layer's attention half.
+    std::function<void(Builder &, int32_t layer, kernels::Slot in, kernels::Attention &)> before_attention =
+        {};
     // Emits the attention half of a layer instead of the usual one.
     std::function<void(Builder &, int32_t layer, const SubLayer &)> attention = {};
     // Emits the feed-forward half of a layer instead of the dense one.

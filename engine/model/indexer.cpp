@@ -27,12 +27,16 @@ std::vector<bool> own_indexers(const Builder &b) {
 
 }  // namespace
 
-Indexers read_indexers(Builder &b, int32_t top_k) {
-    const Metadata &m = b.metadata();
+void check_indexed_context(const Builder &b) {
     constexpr int64_t kMostCells = 1 << 24;  // Indexer writes their numbers as floats
     if (b.chosen_context() > kMostCells)
-        m.fail(kIndexerTopK,
-               "contexts longer than " + std::to_string(kMostCells) + " tokens are not supported");
+        b.metadata().fail(kIndexerTopK,
+                          "contexts longer than " + std::to_string(kMostCells) + " tokens are not supported");
+}
+
+Indexers read_indexers(Builder &b, int32_t top_k) {
+    const Metadata &m = b.metadata();
+    check_indexed_context(b);
     const char *heads = "attention.indexer.head_count", *key = "attention.indexer.key_length";
     Indexers indexers{{m.required_integer(heads, 1, 65536), heads},
                       {m.required_integer(key, 1, 65536), key},

@@ -20,6 +20,8 @@ struct Indexers {
 
 inline constexpr const char *kIndexerTopK = "attention.indexer.top_k";
 
+// Throws ModelError if the chosen context is longer than indexers support.
+void check_indexed_context(const Builder &builder);
 // Reads the keys of the file. Throws ModelError.
 Indexers read_indexers(Builder &builder, int32_t top_k);
 // Ignores the tensors and keys of indexers that the program does not have; null: it has none.

@@ -27,8 +27,8 @@ struct ExpertFiles {
     bool shared_count = false;    // has the key expert_shared_count
 };
 
-// Size of a key of the indexer of sparse attention, and the keys in a block of block-sparse attention.
-inline constexpr int64_t kIndexerHead = 64, kIndexerBlock = 32;
+// Size of a key of the indexer of sparse attention.
+inline constexpr int64_t kIndexerHead = 64;
 
 // Multi-head latent attention.
 struct LatentFiles {

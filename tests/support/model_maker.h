@@ -69,6 +69,8 @@ struct ModelShape {
 
     // For sparse attention. Layers that are not a multiple of the period have no indexer; 1: all have one.
     int64_t indexer_heads = 4, indexer_top_k = 256, indexer_period = 1;
+    // For block-sparse attention, which has a head for each K/V head: top_k counts keys, and is a multiple of the block.
+    int64_t indexer_block = 32, indexer_local = 1;
 
     uint64_t seed = 1;
     std::filesystem::path vocab_from;  // copy tokenizer.* of this GGUF file, and the size of its vocabulary

@@ -190,9 +190,9 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     if (family.block_indexer) {
         add_size("attention.indexer.head_count", shape.kv_heads);
         add_size("attention.indexer.key_length", kIndexerHead);
-        add_size("attention.indexer.top_k", shape.indexer_top_k / kIndexerBlock);
-        add_size("attention.indexer.block_size", kIndexerBlock);
-        add_size("attention.indexer.local_blocks", 1);
+        add_size("attention.indexer.top_k", shape.indexer_top_k / shape.indexer_block);
+        add_size("attention.indexer.block_size", shape.indexer_block);
+        add_size("attention.indexer.local_blocks", shape.indexer_local);
     }
     if (family.gemma3n) add_gemma3n_metadata(shape, *family.gemma3n, family.arch, writer);
     if (family.experts) add_expert_metadata(shape, *family.experts, add_size);

@@ -128,6 +128,8 @@ int main(int argc, char **argv) {
     app.add_option("--latent-rotated", shape.latent_rotated);
     app.add_option("--indexer-heads", shape.indexer_heads);
     app.add_option("--indexer-top-k", shape.indexer_top_k, "keys that sparse attention chooses");
+    app.add_option("--indexer-block", shape.indexer_block, "keys in a block of block-sparse attention");
+    app.add_option("--indexer-local", shape.indexer_local, "newest blocks that are always chosen");
     app.add_option("--indexer-period", shape.indexer_period, "only every layer of this many has an indexer");
     app.add_option("--seed", shape.seed);
     app.add_option("--threads", shape.threads)->check(CLI::Range(1, 64));

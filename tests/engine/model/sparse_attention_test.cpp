@@ -1,4 +1,4 @@
-// Sparse attention, deepseek32 and glm-dsa: indexers choose the cells that tokens attend to.
+// Sparse attention: indexers choose the cells (deepseek32, glm-dsa) or blocks of cells (minimax-m3) that tokens attend to.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,6 +19,7 @@
 #include "kernels/split_backend.h"
 #include "kernels/steps.h"
 #include "kernels/tensor_backend.h"
+#include "tests/engine/model/sparse_models.h"
 #include "tests/kernels/recurrent_texts.h"
 #include "tests/support/edited_model.h"
 #include "tests/support/model_maker.h"
@@ -27,86 +28,11 @@
 using namespace runnel;
 using namespace runnel::kernels;
 using namespace runnel::testing;
+using namespace runnel::tests::sparse;
 using tests::RecurrentTexts, tests::TextLogits;
 
-namespace {
-
-constexpr int32_t kLong = 400;  // a context beyond every top_k here
-
-ModelShape shape_of(const std::string &arch, int64_t top_k, int64_t period = 1, uint64_t seed = 1) {
-    ModelShape shape;
-    shape.arch = arch, shape.layers = 4, shape.width = 32, shape.ff = 40, shape.vocab = 260;
-    shape.context = 512, shape.threads = 1, shape.seed = seed;
-    shape.experts.used = 8;  // all: a choice between equally good ones would depend on rounding
-    shape.indexer_heads = 16, shape.indexer_top_k = top_k, shape.indexer_period = period;
-    return shape;
-}
-
-std::vector<std::string> instruction_sets() {
-    std::vector<std::string> names;
-    for (const char *name : {"scalar", "avx2", "avx512"}) try {
-            (void)cpu::make_cpu_backend(1, name);
-            names.emplace_back(name);
-        } catch (const BackendError &) {
-            MESSAGE("this CPU has no " << std::string(name));
-        }
-    return names;
-}
-
-std::vector<TextLogits> run(std::unique_ptr<Backend> backend, const Program &program,
-                            const RecurrentTexts &texts, std::mt19937 *random,
-                            CacheType type = CacheType::F16) {
-    CacheConfig cache = texts.cache();
-    cache.k = cache.v = type;
-    backend->load(program, cache, texts.max_tokens());
-    return texts.run(*backend, random);
-}
-
-std::vector<TextLogits> run(const Program &program, const RecurrentTexts &texts, int threads,
-                            const std::string &instructions, std::mt19937 *random,
-                            CacheType type = CacheType::F16) {
-    return run(cpu::make_cpu_backend(threads, instructions), program, texts, random, type);
-}
-
-// The devices that have all kernels of these models.
-struct TestDevice {
-    const char *name;
-    std::unique_ptr<Backend> (*make)();
-};
-constexpr TestDevice kCpu{"CPU", [] { return cpu::make_cpu_backend(2); }},
-    kGpu{"GPU", [] { return cuda::make_cuda_backend(0); }};
-
-// One token at a time or several, in the blocks of `table`; the logits of all.
-std::vector<float> feed(Backend &backend, const Program &program, std::span<const int32_t> tokens,
-                        int32_t past, std::span<const BlockId> table) {
-    std::vector<int32_t> positions(tokens.size()), rows(tokens.size());
-    std::iota(positions.begin(), positions.end(), past);
-    std::iota(rows.begin(), rows.end(), 0);
-    SequenceSpan span{0, static_cast<int32_t>(tokens.size()), past, {table}};
-    std::vector<float> logits(tokens.size() * static_cast<size_t>(program.vocab));
-    REQUIRE(backend.execute({tokens, positions, {&span, 1}, rows}, logits));
-    return logits;
-}
-
-int64_t count_indexers(const Program &program) {
-    int64_t count = 0;
-    for_each_step<Indexer>(program, [&](const Indexer &) { ++count; });
-    return count;
-}
-
-std::string refusal(const EditedModel &model, int64_t context) {
-    try {
-        model::build(gguf::File::open(model.write()), context);
-    } catch (const model::ModelError &error) {
-        return error.what();
-    }
-    return "";
-}
-
-}  // namespace
-
 TEST_CASE("sparse attention: up to top_k tokens, logits have the bits of dense attention") {
-    for (const char *arch : {"deepseek32", "glm-dsa"}) {
+    for (const char *arch : {"deepseek32", "glm-dsa", "minimax-m3"}) {
         CAPTURE(arch);
         const TemporaryModel file(shape_of(arch, 90, std::string(arch) == "glm-dsa" ? 3 : 1));
         const Program dense = model::build(file.file, 90).program,
@@ -122,6 +48,8 @@ TEST_CASE("sparse attention: up to top_k tokens, logits have the bits of dense a
             tests::check_same(run(sparse, of_sparse, 2, isa, nullptr), expected);
             tests::check_same(run(sparse, of_sparse, 1, isa, &random), expected);
         }
+        // On the GPU, other kernels attend to all cells of heads that are not latent.
+        if (std::string(arch) == "minimax-m3") continue;
         const auto some = tests::random_texts({30, 7}, 260, random);
         tests::check_same(run(kGpu.make(), sparse, RecurrentTexts(sparse, some), &random),
                           run(kGpu.make(), dense, RecurrentTexts(dense, some), nullptr));
@@ -130,15 +58,18 @@ TEST_CASE("sparse attention: up to top_k tokens, logits have the bits of dense a
 
 TEST_CASE("sparse attention: batches, chunks, roll-backs, threads and instruction sets change no bit") {
     std::mt19937 random(3);
-    for (const auto &[arch, top_k, period] :
-         {std::tuple{"deepseek32", 16, 1}, {"glm-dsa", 16, 2}, {"glm-dsa", 40, 3}, {"deepseek32", 1, 1}}) {
+    for (const auto &[arch, top_k, period] : {std::tuple{"deepseek32", 16, 1},
+                                              {"glm-dsa", 16, 2},
+                                              {"glm-dsa", 40, 3},
+                                              {"deepseek32", 1, 1},
+                                              {"minimax-m3", 18, 1}}) {
         CAPTURE(arch);
         CAPTURE(top_k);
         const TemporaryModel file(shape_of(arch, top_k, period));
         const Program program = model::build(file.file, kLong).program;
         const RecurrentTexts texts(program, tests::random_texts({90, 35, 70}, 260, random));
         for (const CacheType type : {CacheType::F16, CacheType::Q8_0, CacheType::Q4_0}) {
-            if (type != CacheType::F16 && (top_k != 16 || period != 1)) continue;
+            if (type != CacheType::F16 && (top_k % 2 != 0 || top_k > 18 || period != 1)) continue;
             const auto expected = run(program, texts, 1, "scalar", nullptr, type);
             for (const std::string &isa : instruction_sets()) {
                 CAPTURE(isa);
@@ -151,20 +82,25 @@ TEST_CASE("sparse attention: batches, chunks, roll-backs, threads and instructio
 
 TEST_CASE("sparse attention: batches, chunks and roll-backs change no bit on the GPU") {
     std::mt19937 random(11);
-    ModelShape shape = shape_of("deepseek32", 8);
-    shape.layers = 2;
-    const TemporaryModel file(shape);
-    const Program program = model::build(file.file, kLong).program;
-    const RecurrentTexts texts(program, tests::random_texts({22, 14}, 260, random));
-    for (const CacheType type : {CacheType::F16, CacheType::Q8_0})
-        tests::check_same(run(kGpu.make(), program, texts, &random, type),
-                          run(kGpu.make(), program, texts, nullptr, type));
+    for (const auto &[arch, top_k] : {std::pair{"deepseek32", 8}, {"minimax-m3", 12}}) {
+        CAPTURE(arch);
+        ModelShape shape = shape_of(arch, top_k);
+        shape.layers = 2;
+        const TemporaryModel file(shape);
+        const Program program = model::build(file.file, kLong).program;
+        const RecurrentTexts texts(program, tests::random_texts({22, 14}, 260, random));
+        for (const CacheType type : {CacheType::F16, CacheType::Q8_0})
+            tests::check_same(run(kGpu.make(), program, texts, &random, type),
+                              run(kGpu.make(), program, texts, nullptr, type));
+    }
 }
 
 TEST_CASE(
     "sparse attention: beyond top_k tokens, logits agree with double precision and differ from dense ones") {
-    for (const auto &[arch, top_k, period, seed] :
-         {std::tuple{"deepseek32", 16, 1, 1}, {"glm-dsa", 24, 2, 2}, {"glm-dsa", 8, 1, 3}}) {
+    for (const auto &[arch, top_k, period, seed] : {std::tuple{"deepseek32", 16, 1, 1},
+                                                    {"glm-dsa", 24, 2, 2},
+                                                    {"glm-dsa", 8, 1, 3},
+                                                    {"minimax-m3", 18, 1, 4}}) {
         CAPTURE(arch);
         CAPTURE(top_k);
         const TemporaryModel file(shape_of(arch, top_k, period, static_cast<uint64_t>(seed)));
@@ -278,9 +214,10 @@ TEST_CASE("sparse attention: an indexer chooses the cells with the largest score
 
 namespace {
 
-void check_branch(const TestDevice &device) {
+void check_branch(const TestDevice &device, const ModelShape &shape) {
     CAPTURE(device.name);
-    const TemporaryModel file(shape_of("glm-dsa", 16, 2));
+    CAPTURE(shape.arch);
+    const TemporaryModel file(shape);
     const Program program = model::build(file.file, kLong).program;
     std::mt19937 random(6);
     const auto text = tests::random_texts({43}, 260, random)[0];
@@ -320,9 +257,10 @@ void check_branch(const TestDevice &device) {
     CHECK(tests::same_bits(feed(*backend, program, more, 42, branch), fresh(path)));
 }
 
-void check_saved_blocks(const TestDevice &device) {
+void check_saved_blocks(const TestDevice &device, const ModelShape &shape) {
     CAPTURE(device.name);
-    const TemporaryModel file(shape_of("deepseek32", 16));
+    CAPTURE(shape.arch);
+    const TemporaryModel file(shape);
     const Program program = model::build(file.file, kLong).program;
     std::mt19937 random(7);
     const auto text = tests::random_texts({80}, 260, random)[0];
@@ -341,20 +279,23 @@ void check_saved_blocks(const TestDevice &device) {
 }
 
 // With a tensor split: each device has some of the heads, and all of the indexers.
-void check_tensor_split(const TestDevice &device) {
+void check_tensor_split(const TestDevice &device, const ModelShape &shape, std::vector<double> shares) {
     CAPTURE(device.name);
-    const TemporaryModel file(shape_of("glm-dsa", 16, 2));
+    CAPTURE(shape.arch);
+    const TemporaryModel file(shape);
     const Program program = model::build(file.file, kLong).program;
     std::mt19937 random(9);
     const RecurrentTexts texts(program, tests::random_texts({35, 20}, 260, random));
     const auto split = [&] {
         std::vector<std::unique_ptr<Backend>> devices;
         for (int i = 0; i < 3; ++i) devices.push_back(device.make());
-        return make_tensor_backend(std::move(devices), {2, 1, 0}, {"one", "two", "three"});
+        return make_tensor_backend(std::move(devices), shares, {"one", "two", "three"});
     };
     const auto expected = run(device.make(), program, texts, nullptr, CacheType::Q8_0);
     tests::check_same(run(split(), program, texts, nullptr, CacheType::Q8_0), expected);
     tests::check_same(run(split(), program, texts, &random, CacheType::Q8_0), expected);
+    // Where devices divide K/V heads, their blocks have another order.
+    if (std::ranges::any_of(program.cache_layers, [](const CacheLayer &l) { return l.kv_heads > 1; })) return;
     const auto text = tests::random_texts({40}, 260, random)[0];
     const std::vector<BlockId> table{1, 0};
     const auto one = device.make(), two = split();
@@ -371,18 +312,26 @@ void check_tensor_split(const TestDevice &device) {
 }  // namespace
 
 TEST_CASE("sparse attention: a branch of a draft tree and copied blocks give the bits of a fresh run") {
-    check_branch(kCpu);
-    check_branch(kGpu);
+    ModelShape blocks = shape_of("minimax-m3", 12);
+    blocks.layers = 2;
+    for (const ModelShape &shape : {shape_of("glm-dsa", 16, 2), blocks}) {
+        check_branch(kCpu, shape);
+        check_branch(kGpu, shape);
+    }
 }
 
 TEST_CASE("sparse attention: saved blocks restore the keys of indexers") {
-    check_saved_blocks(kCpu);
-    check_saved_blocks(kGpu);
+    check_saved_blocks(kCpu, shape_of("deepseek32", 16));
+    check_saved_blocks(kGpu, shape_of("deepseek32", 16));
+    check_saved_blocks(kCpu, shape_of("minimax-m3", 12));
 }
 
 TEST_CASE("sparse attention: a tensor split gives the bits and blocks of one device") {
-    check_tensor_split(kCpu);
-    check_tensor_split(kGpu);
+    check_tensor_split(kCpu, shape_of("glm-dsa", 16, 2), {2, 1, 0});
+    check_tensor_split(kGpu, shape_of("glm-dsa", 16, 2), {2, 1, 0});
+    // Devices with one K/V head each, with all of them, and with none.
+    check_tensor_split(kCpu, shape_of("minimax-m3", 12), {1, 1, 0});
+    check_tensor_split(kCpu, shape_of("minimax-m3", 12), {1, 0, 0});
 }
 
 TEST_CASE("sparse attention: devices that share the layers give the same bits") {
@@ -444,7 +393,7 @@ TEST_CASE("sparse attention: a GPU has kernels for all steps, up to top_k tokens
 // other states: the logits agree up to the first such choice.
 TEST_CASE("sparse attention: the GPU's logits agree with double precision, but for choices among equals") {
     for (const auto &[arch, top_k, period, seed] :
-         {std::tuple{"deepseek32", 16, 1, 1}, {"glm-dsa", 24, 2, 2}}) {
+         {std::tuple{"deepseek32", 16, 1, 1}, {"glm-dsa", 24, 2, 2}, {"minimax-m3", 24, 1, 3}}) {
         CAPTURE(arch);
         ModelShape shape = shape_of(arch, top_k, period, static_cast<uint64_t>(seed));
         shape.type = "F32";
@@ -463,20 +412,6 @@ TEST_CASE("sparse attention: the GPU's logits agree with double precision, but f
             ++close;
         }
         CHECK(close >= top_k + 6);
-    }
-}
-
-TEST_CASE("sparse attention: contexts that need the choice of blocks are refused") {
-    const auto edited = [] { return EditedModel(shape_of("minimax-m3", 64)); };
-    const std::string keys = "minimax-m3.attention.indexer.";
-    const TemporaryModel file(shape_of("minimax-m3", 64));
-    CHECK(model::build(file.file).hyper.context_length == 64);  // two blocks of 32
-    CHECK(refusal(edited(), 64) == "");
-    CHECK(refusal(edited(), 65).find("attention.indexer.top_k: a context of 65 tokens") != std::string::npos);
-    CHECK(refusal(edited().set(keys + "top_k", 3u), 65) == "");
-    for (const char *key : {"top_k", "block_size"}) {
-        CHECK(refusal(edited().without(keys + key), 64).find(keys + key) != std::string::npos);
-        CHECK(refusal(edited().set(keys + key, 0u), 64).find(keys + key) != std::string::npos);
     }
 }
 

@@ -1,0 +1,99 @@
+// Small models with sparse attention, and runs of them.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/steps.h"
+#include "tests/kernels/recurrent_texts.h"
+#include "tests/support/edited_model.h"
+#include "tests/support/model_maker.h"
+
+namespace runnel::tests::sparse {
+
+using namespace kernels;
+using namespace testing;
+
+inline constexpr int32_t kLong = 402;  // a context beyond every top_k here
+
+inline ModelShape shape_of(const std::string &arch, int64_t top_k, int64_t period = 1, uint64_t seed = 1) {
+    ModelShape shape;
+    shape.arch = arch, shape.layers = 4, shape.width = 32, shape.ff = 40, shape.vocab = 260;
+    shape.context = 512, shape.threads = 1, shape.seed = seed;
+    shape.experts.used = 8;  // all: a choice between equally good ones would depend on rounding
+    shape.indexer_heads = 16, shape.indexer_top_k = top_k, shape.indexer_period = period;
+    shape.indexer_block = 6;  // of minimax-m3
+    return shape;
+}
+
+inline std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (const char *name : {"scalar", "avx2", "avx512"}) try {
+            (void)cpu::make_cpu_backend(1, name);
+            names.emplace_back(name);
+        } catch (const BackendError &) {
+            MESSAGE("this CPU has no " << std::string(name));
+        }
+    return names;
+}
+
+inline std::vector<TextLogits> run(std::unique_ptr<Backend> backend, const Program &program,
+                                   const RecurrentTexts &texts, std::mt19937 *random,
+                                   CacheType type = CacheType::F16) {
+    CacheConfig cache = texts.cache();
+    cache.k = cache.v = type;
+    backend->load(program, cache, texts.max_tokens());
+    return texts.run(*backend, random);
+}
+
+inline std::vector<TextLogits> run(const Program &program, const RecurrentTexts &texts, int threads,
+                                   const std::string &instructions, std::mt19937 *random,
+                                   CacheType type = CacheType::F16) {
+    return run(cpu::make_cpu_backend(threads, instructions), program, texts, random, type);
+}
+
+// The devices that have all kernels of these models.
+struct TestDevice {
+    const char *name;
+    std::unique_ptr<Backend> (*make)();
+};
+inline constexpr TestDevice kCpu{"CPU", [] { return cpu::make_cpu_backend(2); }},
+    kGpu{"GPU", [] { return cuda::make_cuda_backend(0); }};
+
+// One token at a time or several, in the blocks of `table`; the logits of all.
+inline std::vector<float> feed(Backend &backend, const Program &program, std::span<const int32_t> tokens,
+                               int32_t past, std::span<const BlockId> table) {
+    std::vector<int32_t> positions(tokens.size()), rows(tokens.size());
+    std::iota(positions.begin(), positions.end(), past);
+    std::iota(rows.begin(), rows.end(), 0);
+    SequenceSpan span{0, static_cast<int32_t>(tokens.size()), past, {table}};
+    std::vector<float> logits(tokens.size() * static_cast<size_t>(program.vocab));
+    REQUIRE(backend.execute({tokens, positions, {&span, 1}, rows}, logits));
+    return logits;
+}
+
+inline int64_t count_indexers(const Program &program) {
+    int64_t count = 0;
+    for_each_step<Indexer>(program, [&](const Indexer &) { ++count; });
+    return count;
+}
+
+inline std::string refusal(const EditedModel &model, int64_t context) {
+    try {
+        model::build(gguf::File::open(model.write()), context);
+    } catch (const model::ModelError &error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace runnel::tests::sparse
