@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cmath>
-#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
@@ -14,7 +12,6 @@
 #include <vector>
 
 #include "engine/model/metadata.h"
-#include "gguf/half.h"
 #include "gguf/printable.h"
 #include "kernels/steps.h"
 
@@ -24,7 +21,7 @@ namespace {
 using namespace kernels;
 
 constexpr std::string_view kPrism = "prism.", kHadamard = "prism.hadamard.";
-constexpr int64_t kMaxBlock = 2048;  // a matrix of 4 million numbers for each block of an input
+constexpr int64_t kMaxBlock = 1 << 20;
 
 // The keys prism.hadamard.* of a file.
 class Rotation {
@@ -205,9 +202,9 @@ class Rewriter {
     }
     Slot rotated(Slot in, WeightId matrix);
     Slot by_key_head(Slot in);
-    WeightId rotation(int64_t width, bool inverse);
-    void multiply(Slot in, Slot out, int64_t width, bool inverse) {
-        append(HeadLinear{in, out, {0, r_.block}, {0, r_.block}, rotation(width, inverse)});
+    WeightId signs(int64_t width);
+    void rotate(Slot in, Slot out, int64_t width, bool inverse) {
+        append(Rotate{in, out, static_cast<int32_t>(r_.block), signs(width), inverse});
     }
     void check_all_used(std::string_view key, const std::unordered_map<std::string_view, bool> &names) const;
 
@@ -215,7 +212,7 @@ class Rewriter {
     Builder &b_;
     Program &program_;
     int32_t layer_ = -1;
-    std::map<std::pair<int64_t, bool>, WeightId> rotations_;  // by width and direction
+    std::map<int64_t, WeightId> signs_;  // by width
 };
 
 void Rewriter::add(const Embed &step) {
@@ -226,7 +223,7 @@ void Rewriter::add(const Embed &step) {
     Embed rows = step;
     rows.out = b_.slot("rotated row", width);
     append(rows);
-    multiply(rows.out, step.out, width, true);
+    rotate(rows.out, step.out, width, true);
 }
 
 void Rewriter::add(const Linear &step) {
@@ -252,7 +249,7 @@ Slot Rewriter::rotated(Slot in, WeightId matrix) {
     const int64_t width = program_.weights[static_cast<size_t>(matrix)].cols;
     if (r_.grouped && name_of_weight(matrix).ends_with(".ssm_out.weight")) in = by_key_head(in);
     const Slot out = b_.slot("rotated", width);
-    multiply(in, out, width, false);
+    rotate(in, out, width, false);
     return out;
 }
 
@@ -276,37 +273,15 @@ Slot Rewriter::by_key_head(Slot in) {
     return out;
 }
 
-// H s, or s H, as one matrix for each block. Its numbers are +-1 / sqrt(block): binary16 is exact if the root is a
-// power of two.
-WeightId Rewriter::rotation(int64_t width, bool inverse) {
-    const auto [known, added] = rotations_.try_emplace({width, inverse}, kNoWeight);
+// The signs of an input.
+WeightId Rewriter::signs(int64_t width) {
+    const auto [known, added] = signs_.try_emplace(width, kNoWeight);
     if (!added) return known->second;
     if (width % r_.block != 0)
         r_.fail("block_size",
                 std::to_string(r_.block) + " does not divide an input of " + std::to_string(width));
-    const std::vector<float> *signs = r_.signs_of(width);
-    const auto unit = static_cast<float>(1 / std::sqrt(static_cast<double>(r_.block)));
-    const auto number = [&](uint64_t row, uint64_t col, int64_t first) {
-        const float sign = signs ? (*signs)[static_cast<size_t>(first) + (inverse ? row : col)] : 1;
-        return std::popcount(row & col) % 2 == 0 ? sign * unit : -sign * unit;
-    };
-    std::vector<float> floats;
-    std::vector<uint16_t> halves;
-    const bool exact = gguf::f16_to_f32(gguf::f32_to_f16(unit)) == unit;
-    for (int64_t first = 0; first < width; first += r_.block)
-        for (uint64_t row = 0; row < static_cast<uint64_t>(r_.block); ++row)
-            for (uint64_t col = 0; col < static_cast<uint64_t>(r_.block); ++col)
-                if (exact)
-                    halves.push_back(gguf::f32_to_f16(number(row, col, first)));
-                else
-                    floats.push_back(number(row, col, first));
-    if (exact) {
-        floats.resize(halves.size() / 2);
-        std::memcpy(floats.data(), halves.data(), halves.size() * sizeof halves[0]);
-    }
-    known->second = b_.constant("rotation of " + std::to_string(width), std::move(floats), width / r_.block,
-                                r_.block, r_.block);
-    if (exact) program_.weights.back().type = gguf::Type::F16;
+    if (const std::vector<float> *values = r_.signs_of(width))
+        known->second = b_.constant("signs of " + std::to_string(width), *values, 1, 1, width);
     return known->second;
 }
 

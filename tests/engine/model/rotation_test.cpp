@@ -175,7 +175,7 @@ TEST_CASE("rotation: a file with rotated weights computes what the plain file do
         Options options;
     } cases[] = {
         {"qwen35", {}},
-        {"qwen35", {.block = 16}},  // in binary16
+        {"qwen35", {.block = 16}},
         {"qwen35", {.with_signs = false, .grouped = false}},
         {"llama", {.block = 16, .grouped = false}},
         {"qwen3", {.grouped = false, .table = false}},
@@ -189,10 +189,9 @@ TEST_CASE("rotation: a file with rotated weights computes what the plain file do
         const model::Model plain = model::build(made.original()), turned = model::build(file);
         const auto expected = tests::reference_logits(plain.program, tokens());
         CHECK(largest_difference(tests::reference_logits(turned.program, tokens()), expected) < 1e-5);
-        CHECK(largest_difference(compute(cpu::make_cpu_backend(1), turned.program), expected) < 1e-4);
-        // With matrices in binary16, the GPU rounds their inputs to binary16.
-        const double most = options.block == 16 ? 3e-2 : 4e-3;
-        CHECK(largest_difference(compute(cuda::make_cuda_backend(0), turned.program), expected) < most);
+        // A key or value near the middle of two F16 numbers may be rounded to the other one.
+        CHECK(largest_difference(compute(cpu::make_cpu_backend(1), turned.program), expected) < 5e-4);
+        CHECK(largest_difference(compute(cuda::make_cuda_backend(0), turned.program), expected) < 4e-3);
     }
 }
 
@@ -230,7 +229,7 @@ TEST_CASE("rotation: keys and tensors that are not supported are refused") {
     refused("prism.hadamard.transform", "haar", "is not \"normalized-sylvester");
     refused("prism.hadamard.axis", 3u, "is not \"input-last-dimension\"");
     refused("prism.hadamard.block_size", 48u, "is not a power of two");
-    refused("prism.hadamard.block_size", 4096u, "is not a power of two from 2 to 2048");
+    refused("prism.hadamard.block_size", 1u << 21, "is not a power of two from 2 to 1048576");
     refused("prism.hadamard.block_size", 128u, "128 does not divide an input of 64");
     refused("prism.hadamard.sign_mode", "random", "is neither");
     CHECK(EditedModel(made)
