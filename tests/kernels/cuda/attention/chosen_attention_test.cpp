@@ -43,8 +43,9 @@ TEST_CASE("cuda chosen attention: results are right for random shapes, in every 
         CAPTURE(seed);
         testing::Random random(seed);
         const auto below = [&](uint64_t n) { return static_cast<int32_t>(random.below(n)); };
-        const int kind = below(3);  // latent, narrow, wide
-        const int32_t kv_heads = kind == 0 ? 1 : 1 + below(2), group = 1 + below(20);
+        const bool in_blocks = seed % 4 == 0;       // with a list of each K/V head
+        const int kind = in_blocks ? 1 : below(3);  // latent, narrow, wide
+        const int32_t kv_heads = kind == 0 ? 1 : in_blocks ? 2 : 1 + below(2), group = 1 + below(20);
         const int32_t dim_k = kind == 2 ? 8 * (33 + below(8)) : 8 * (2 + below(12));
         const int32_t dim_v =
             kind == 0 ? 8 * (1 + below(static_cast<uint64_t>(dim_k / 8))) : 8 * (1 + below(16));
@@ -64,7 +65,7 @@ TEST_CASE("cuda chosen attention: results are right for random shapes, in every 
         }
         shape.step.norm_after_rope = random.below(2) > 0;
         shape.step.softcap = random.below(2) ? 2.5f : 0;
-        if (seed % 2 == 0 && kind == 1) {
+        if (in_blocks) {
             shape.step.chosen_block = 2 + below(150);
             shape.step.chosen_lists = kv_heads;
             shape.top_k = 1 + below(6);
@@ -107,16 +108,18 @@ TEST_CASE("cuda chosen attention: a row's bits do not depend on the batch, grid,
         shape.k_type = type;
         check_every_way(shape, 340);
     }
-    Shape blocks{attention(6, 2, 32, 24), {{0, 200}, {40, 2}}, {}};
-    blocks.top_k = 3, blocks.step.chosen_block = 20, blocks.step.chosen_lists = 2;
-    check_every_way(blocks, 342);
-    const Problem p = make_problem(latent(17, {{300, 2}, {10, 1}, {700, 3}}, 100), 341);
-    const Result together = run(p, Way::Decode);
-    for (size_t s = 0, at = 0; s < 3; ++s) {
-        const Result one = run(alone(p, s), Way::Prefill);
-        CHECK(std::equal(one.out.begin(), one.out.end(),
-                         together.out.begin() + static_cast<std::ptrdiff_t>(at)));
-        at += one.out.size();
+    Shape blocks{attention(6, 2, 32, 24), {{300, 2}, {10, 1}, {110, 3}}, {}};
+    blocks.top_k = 9, blocks.step.chosen_block = 40, blocks.step.chosen_lists = 2;
+    for (const Shape &shape : {latent(17, {{300, 2}, {10, 1}, {700, 3}}, 100), blocks}) {
+        CAPTURE(shape.step.chosen_block);
+        const Problem p = make_problem(shape, 341);
+        const Result together = run(p, Way::Decode);
+        for (size_t s = 0, at = 0; s < 3; ++s) {
+            const Result one = run(alone(p, s), Way::Prefill);
+            CHECK(std::equal(one.out.begin(), one.out.end(),
+                             together.out.begin() + static_cast<std::ptrdiff_t>(at)));
+            at += one.out.size();
+        }
     }
 }
 
