@@ -38,7 +38,7 @@ TEST_CASE("sparse attention: up to top_k tokens, logits have the bits of dense a
         const Program dense = model::build(file.file, 90).program,
                       sparse = model::build(file.file, 91).program;
         CHECK(count_indexers(dense) == 0);
-        CHECK(count_indexers(sparse) == (std::string(arch) == "glm-dsa" ? 2 : 4));
+        CHECK(count_indexers(sparse) == (std::string(arch) == "deepseek32" ? 4 : 2));
         std::mt19937 random(2);
         const auto texts = tests::random_texts({90, 33, 64}, 260, random);
         const RecurrentTexts of_dense(dense, texts), of_sparse(sparse, texts);
@@ -85,7 +85,7 @@ TEST_CASE("sparse attention: batches, chunks and roll-backs change no bit on the
     for (const auto &[arch, top_k] : {std::pair{"deepseek32", 8}, {"minimax-m3", 12}}) {
         CAPTURE(arch);
         ModelShape shape = shape_of(arch, top_k);
-        shape.layers = 2;
+        shape.layers /= 2;
         const TemporaryModel file(shape);
         const Program program = model::build(file.file, kLong).program;
         const RecurrentTexts texts(program, tests::random_texts({22, 14}, 260, random));
@@ -312,10 +312,9 @@ void check_tensor_split(const TestDevice &device, const ModelShape &shape, std::
 }  // namespace
 
 TEST_CASE("sparse attention: a branch of a draft tree and copied blocks give the bits of a fresh run") {
-    ModelShape blocks = shape_of("minimax-m3", 12);
-    blocks.layers = 2;
-    for (const ModelShape &shape : {shape_of("glm-dsa", 16, 2), blocks}) {
+    for (ModelShape shape : {shape_of("glm-dsa", 16, 2), shape_of("minimax-m3", 12)}) {
         check_branch(kCpu, shape);
+        if (shape.arch == "minimax-m3") shape.layers = 1;  // the emulator is slow
         check_branch(kGpu, shape);
     }
 }
@@ -329,9 +328,8 @@ TEST_CASE("sparse attention: saved blocks restore the keys of indexers") {
 TEST_CASE("sparse attention: a tensor split gives the bits and blocks of one device") {
     check_tensor_split(kCpu, shape_of("glm-dsa", 16, 2), {2, 1, 0});
     check_tensor_split(kGpu, shape_of("glm-dsa", 16, 2), {2, 1, 0});
-    // Devices with one K/V head each, with all of them, and with none.
+    // Devices with one K/V head each, and with none.
     check_tensor_split(kCpu, shape_of("minimax-m3", 12), {1, 1, 0});
-    check_tensor_split(kCpu, shape_of("minimax-m3", 12), {1, 0, 0});
 }
 
 TEST_CASE("sparse attention: devices that share the layers give the same bits") {

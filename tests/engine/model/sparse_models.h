@@ -27,7 +27,8 @@ inline constexpr int32_t kLong = 402;  // a context beyond every top_k here
 
 inline ModelShape shape_of(const std::string &arch, int64_t top_k, int64_t period = 1, uint64_t seed = 1) {
     ModelShape shape;
-    shape.arch = arch, shape.layers = 4, shape.width = 32, shape.ff = 40, shape.vocab = 260;
+    shape.arch = arch, shape.layers = arch == "minimax-m3" ? 2 : 4, shape.width = 32, shape.ff = 40,
+    shape.vocab = 260;
     shape.context = 512, shape.threads = 1, shape.seed = seed;
     shape.experts.used = 8;  // all: a choice between equally good ones would depend on rounding
     shape.indexer_heads = 16, shape.indexer_top_k = top_k, shape.indexer_period = period;
