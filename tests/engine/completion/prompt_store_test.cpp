@@ -430,6 +430,9 @@ TEST_CASE("prompt store: windows, keys of indexers, and quantized keys and value
     SUBCASE("indexers") {
         shape.arch = "glm-dsa", shape.indexer_top_k = 48, shape.indexer_period = 2;
     }
+    SUBCASE("indexers of blocks") {
+        shape.arch = "minimax-m3", shape.indexer_top_k = 48, shape.indexer_block = 12;
+    }
     shape.layers = 6;
     shape.context = 1024;
     const TemporaryModel file{shape};

@@ -144,13 +144,18 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
                                      {"rwkv6", "F16"}}) {
         CAPTURE(arch);
         const TemporaryModel tiny(shape_of(arch, type));
-        const model::Model model = model::build(tiny.file);
-        size_t matrices = 0;
+        model::Model model = model::build(tiny.file);
+        const kernels::Slot x = 0;  // the residual stream
+        const int64_t width = model.program.slots[x].width;
+        model.program.steps.insert(model.program.steps.begin() + 1,
+                                   kernels::Rotate{x, x, static_cast<int32_t>(width & -width)});
+        size_t matrices = 0, rotations = 0;
         for (const Finding &f : check_all(model.program, the_cpu())) {
             CAPTURE(f.subject);
             CAPTURE(f.detail);
             CHECK(f.verdict == Verdict::Right);
             matrices += f.subject.starts_with("matrix");
+            rotations += f.subject.starts_with("rotation of ");
             // Float kernels never equal double precision exactly: no error at all would mean that they were
             // compared with themselves.
             if (f.subject.starts_with("attention") || f.subject.find("norm") != std::string::npos ||
@@ -160,6 +165,7 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
             }
         }
         CHECK(matrices >= 2);
+        CHECK(rotations == 1);
         // (llama is checked below; the emulator is slow.)
         if (std::string(arch) != "gpt-oss" && std::string(arch) != "deepseek2" &&
             std::string(arch) != "rwkv7")
@@ -389,23 +395,26 @@ struct Emulated {
 }  // namespace
 
 TEST_CASE("doctor: the steps of a longer context are checked too") {
-    ModelShape shape = shape_of("deepseek32", "Q8_0");
-    shape.layers = 2, shape.context = 512, shape.indexer_top_k = 64;
-    const TemporaryModel tiny(shape);
-    for (const char *device : {"cpu", "cuda"}) {
-        CAPTURE(device);
-        json report;
-        CHECK(call_doctor(tiny.path, device, report) == exit_code::kDone);
-        CAPTURE(report.dump());
-        size_t dense = 0, sparse = 0;
-        for (const json &c : report["checks"]) {
-            const std::string subject = c["subject"];
-            if (c["area"] != "cpu" || subject.find("attention") == std::string::npos) continue;
-            CHECK(c["verdict"] == "right");
-            (subject.find("with an indexer") == std::string::npos ? dense : sparse) += 1;
+    for (const char *arch : {"deepseek32", "minimax-m3"}) {
+        CAPTURE(arch);
+        ModelShape shape = shape_of(arch, "Q8_0");
+        shape.layers = 2, shape.context = 512, shape.indexer_top_k = 64;
+        const TemporaryModel tiny(shape);
+        for (const char *device : {"cpu", "cuda"}) {
+            CAPTURE(device);
+            json report;
+            CHECK(call_doctor(tiny.path, device, report) == exit_code::kDone);
+            CAPTURE(report.dump());
+            size_t dense = 0, sparse = 0;
+            for (const json &c : report["checks"]) {
+                const std::string subject = c["subject"];
+                if (c["area"] != "cpu" || subject.find("attention") == std::string::npos) continue;
+                CHECK(c["verdict"] == "right");
+                (subject.find("with an indexer") == std::string::npos ? dense : sparse) += 1;
+            }
+            CHECK(sparse == 1);
+            CHECK(dense == 1);
         }
-        CHECK(sparse == 1);
-        CHECK(dense == 1);
     }
 }
 
