@@ -260,8 +260,8 @@ TEST_CASE("linear: AMX's kernels with emulated tiles are bit-equal to the scalar
     const LinearKernels *emulated = runnel::tests::emulated_amx();
     if (emulated == nullptr) return;  // a CPU without AVX-512, where AMX is not either
     std::mt19937 random(kSeed + 7);
-    for (Type type : {Type::Q4_0, Type::Q5_1, Type::NVFP4, Type::PTQ1_0, Type::Q2_K, Type::Q4_K, Type::Q6_K,
-                      Type::IQ1_S})
+    for (Type type :
+         {Type::Q4_0, Type::Q5_1, Type::NVFP4, Type::PTQ1_0, Type::Q2_K, Type::Q4_K, Type::Q6_K, Type::IQ1_S})
         for (int64_t cols : {64, 288, 512, 2304})
             for (auto [row0, row1] : {std::pair<int64_t, int64_t>{0, 20}, {2, 9}}) {
                 if (!accepts(type, cols)) continue;
