@@ -144,7 +144,8 @@ Finding check_operators() {
 
 std::vector<const LinearKernels *> linear_kernels() {
     std::vector<const LinearKernels *> all = {&kernels::cpu::linear_scalar()};
-    for (const LinearKernels *k : {kernels::cpu::linear_avx2(), kernels::cpu::linear_avx512(), kernels::cpu::linear_amx()})
+    for (const LinearKernels *k :
+         {kernels::cpu::linear_avx2(), kernels::cpu::linear_avx512(), kernels::cpu::linear_amx()})
         if (k) all.push_back(k);
     return all;
 }
