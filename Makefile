@@ -345,7 +345,7 @@ test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model $(BUI
 	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
 # The test cases themselves are those of `make test`; what they test is compiled with the sanitizers. asan-sample (CI): all but
-# those that take from half a minute to ten of them there, and compute with code that shorter ones run too.
+# the longest ones (half a minute to ten minutes there), whose code shorter ones run too.
 asan_long := families: logits agree *,families: the CPU*,contradictions: a *,sparse attention: batches*,layer split: every *
 asan_long := $(asan_long),tensor split: every *,tensor split: * give the bits of one,--mtp: on *,chat: other answers*,bench --compare*
 asan_long := $(asan_long),inspect --plan --devices*,quantize: awq *,quantize: gptq *,cpu backend: * instruction sets change no bit

@@ -2,7 +2,7 @@
 //
 // dot_tiles<sums, a, b>() adds sum_k a[m][k] b[k][n] to sums[m][n]. sums: 16 x 16 integers of 32 bits. a: up to 16 rows (tokens)
 // of up to 64 int8 columns. b: one row per four columns, whose lane n holds four weights of matrix row n (the layout of
-// the registers in linear_tile.h). A product takes 16 clocks for any number of columns, so at most 1,024 multiply-adds
+// the registers in linear_tile.h). With 16 tokens a product takes 16 clocks for any number of columns, so at most 1,024 multiply-adds
 // per clock; a vpdpbusd computes 64. (GCC 12's intrinsics accept only literal register numbers.)
 #pragma once
 
@@ -13,11 +13,11 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// Sets the shapes, and all tiles to 0.
+// Sets the shapes of all tiles, and their contents to 0.
 [[gnu::always_inline]] inline void use_tiles(const TileShapes &shapes) {
     asm volatile("ldtilecfg %0" : : "m"(shapes));
 }
-// Afterwards the thread has no tiles, which switches between threads would save.
+// Frees the tiles: a context switch then saves no tile state of this thread.
 [[gnu::always_inline]] inline void release_tiles() {
     asm volatile("tilerelease");
 }
@@ -33,12 +33,12 @@ template <int tile>
 [[gnu::always_inline]] inline void store_tile(void *p, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(tile) : "memory");
 }
-// Both operands are signed.
+// a and b are signed.
 template <int sums, int a, int b>
 [[gnu::always_inline]] inline void dot_tiles() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(a), "i"(b));
 }
-// Those of `b` are unsigned.
+// a is signed, b unsigned.
 template <int sums, int a, int b>
 [[gnu::always_inline]] inline void dot_tiles_unsigned() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(a), "i"(b));

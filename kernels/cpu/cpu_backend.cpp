@@ -29,7 +29,7 @@ namespace {
 // dynamically are large enough for a steady stream of reads and small enough to balance the load.
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kGrainDecode = 4;  // in tiles
-// With many tokens the largest unit in this range that leaves kUnitsPerThread to each thread.
+// With many tokens a unit has between kMinGrain and kMaxGrain tiles: as many as leave each thread kUnitsPerThread units.
 constexpr int64_t kMinGrain = 2, kMaxGrain = 8, kUnitsPerThread = 4;
 // Up to this many tokens a pass is bound by reading weights, so each thread reads one long range and
 // prefetches its continuation. (If threads took single units instead, a pass of 12 tokens would take a fifth

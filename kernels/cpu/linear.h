@@ -38,9 +38,9 @@ struct LinearKernels {
 
     // out[t * out_stride + r] = sum_k W[r][k] x[t][k] for r in [row0, row1) and all tokens.
     // `weights` points to row 0. Any number of rows and tokens; cols is a multiple of the
-    // type's block size. With many tokens, calls of 64 or more rows are best. `scratch`: scratch_bytes(cols) bytes, 64-aligned, private to the
-    // calling thread. `next`: a prefetch hint, the bytes that this thread reads next, or
-    // null.
+    // type's block size. With many tokens, a call should have 64 rows or more. `scratch`:
+    // scratch_bytes(cols) bytes, 64-aligned, private to the calling thread. `next`: a prefetch
+    // hint, the bytes that this thread reads next, or null.
     void (*multiply)(gguf::Type type, const std::byte *weights, int64_t cols, int64_t row0, int64_t row1,
                      const void *packed, int32_t tokens, float *out, int64_t out_stride, void *scratch,
                      const std::byte *next);
