@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cache_type.h"
 #include "kernels/program.h"
 
 namespace runnel::kernels {
@@ -34,42 +35,9 @@ class BackendError : public std::runtime_error {
 inline constexpr int kBlockTokens = 32;
 using BlockId = int32_t;
 
-// Storage type of K or V. Q8_0 and Q4_0: gguf/block.h, 32 dimensions of a cell share a scale. FP8:
-// OCP e4m3, without a scale.
-enum class CacheType { F16, BF16, Q8_0, Q4_0, FP8 };
-
-// Bytes of `dims` values of one cell. All types but F16 are padded to a multiple of 32 dimensions.
-constexpr size_t cache_row_bytes(CacheType type, int32_t dims) {
-    const auto n = static_cast<size_t>(dims), blocks = (n + 31) / 32;
-    switch (type) {
-        case CacheType::F16:
-            return n * 2;
-        case CacheType::BF16:
-            return blocks * 64;
-        case CacheType::Q8_0:
-            return blocks * 34;
-        case CacheType::Q4_0:
-            return blocks * 18;
-        case CacheType::FP8:
-            return blocks * 32;
-    }
-    return 0;
-}
-
 // The type of a layer's keys in a cache with keys of type k.
 constexpr CacheType key_type(const CacheLayer &layer, CacheType k) {
     return layer.f16_keys ? CacheType::F16 : k;
-}
-
-// Whether keys, or values, of this type are rotated before rounding: each head is multiplied by the Hadamard
-// matrix H of the largest power of two that divides its size, divided by the square root of that size. This
-// spreads an outlier over all dimensions. Queries are rotated like the keys, and outputs are rotated back (H
-// is its own inverse). With Q8_0 the rotation helps keys, which have outliers, but not values.
-constexpr bool rotates_keys(CacheType type) {
-    return type == CacheType::Q8_0 || type == CacheType::Q4_0;
-}
-constexpr bool rotates_values(CacheType type) {
-    return type == CacheType::Q4_0;
 }
 
 // The state of all recurrent layers of a sequence at one position lives in a state slot of fixed size

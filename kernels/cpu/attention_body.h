@@ -9,11 +9,13 @@
 // - weighted_sum: rows x some vectors of o in registers; per cell loads of V, and a broadcast of each row's p.
 //
 // K and V are converted while they are loaded, and the next page, which can be anywhere in memory, is
-// prefetched meanwhile. When many blocks share a page it is converted once, into scratch. Both ways add the
-// same values to the same sums.
+// prefetched meanwhile. When many blocks share a page, or its type is not read in place (attention_pages.h), it is
+// converted once, into scratch. Both ways add the same values to the same sums.
 //
 // Bytes moved per page: 64 * (head_dim_k + head_dim_v); multiply-adds: rows * 32 * (head_dim_k + head_dim_v).
 #pragma once
+
+#include <climits>
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/attention_cells.h"
@@ -33,16 +35,15 @@ struct Page {
     const std::byte *k, *v;
     size_t v_stride;                   // bytes from cell to cell
     const std::byte *next_k, *next_v;  // to prefetch while this page is computed
-    CacheType k_type, v_type;
-    bool converted;
+    CacheType k_type, v_type;          // as they are read: F32 if converted
     const CellBits *chosen = nullptr;  // per token, or null: all cells
 };
 
-// Calls f(form) with the storage form (attention_pages.h) of a page's keys or values.
+// Calls f(form) with the form (attention_pages.h) in which keys or values of this type are read in place.
 template <typename F>
-inline void with_form(const Page &page, CacheType type, F f) {
-    if (page.converted) return f(Converted{});
-    with_stored(type, f);
+inline void with_form(CacheType type, F f) {
+    if (type == CacheType::F32) return f(Converted{});
+    with_stored_in_place(type, f);
 }
 
 // Pointers into the scratch of a tile.
@@ -84,8 +85,20 @@ inline Rows cut_scratch(const AttentionTile &tile, float *scratch) {
 // Up to this many rows a page is read in place; with more it is first converted, once for all blocks of rows.
 template <typename L>
 constexpr int in_place_rows(CacheType type) {
-    const bool halves = type == CacheType::F16 || type == CacheType::BF16;
-    return halves ? 63 : type == CacheType::Q8_0 ? 2 * L::kRows : L::kRows;
+    switch (type) {
+        case CacheType::F32:
+            return INT_MAX;
+        case CacheType::F16:
+        case CacheType::BF16:
+            return 63;
+        case CacheType::Q8_0:
+            return 2 * L::kRows;
+        case CacheType::Q4_0:
+        case CacheType::FP8:
+            return L::kRows;
+        default:
+            return 0;
+    }
 }
 
 template <int R>
@@ -279,7 +292,7 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
     }
     if (any == 0) return;
     const float *q = rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k);
-    with_form(page, page.k_type,
+    with_form(page.k_type,
               [&](auto form) { scores<L, R, decltype(form)>(q, page, tile.pages.head_dim_k, rows.p); });
     float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
     float *sums = rows.sums + first * kSumLanes;
@@ -297,7 +310,7 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
         if constexpr (R > 1)  // (GCC 13 warns of an access before the array otherwise)
             while (r + same < R && cells[r + same] == cells[r]) ++same;
         if (cells[r] != 0)
-            with_form(page, page.v_type, [&](auto form) {
+            with_form(page.v_type, [&](auto form) {
                 with_rows<R>(same, [&](auto count) {
                     weighted_sum<L, decltype(count)::value, decltype(form)>(
                         rows.p + r * kBlockTokens, page, cells[r], o + static_cast<size_t>(r) * rows.o_stride,
@@ -337,9 +350,8 @@ inline Place place_of(const KvPages &pages, int32_t page, int32_t next) {
 }
 
 inline Page stored_page(const KvPages &pages, const Place &place) {
-    return {place.k,      place.v,      row_bytes(pages.v_type, pages.head_dim_v),
-            place.next_k, place.next_v, pages.k_type,
-            pages.v_type, false};
+    return {place.k,      place.v,     row_bytes(pages.v_type, pages.head_dim_v), place.next_k, place.next_v,
+            pages.k_type, pages.v_type};
 }
 
 template <typename L>
@@ -359,14 +371,8 @@ inline Page converted_page(const Rows &rows, const KvPages &pages, const Place &
         for (size_t d = 0; d < static_cast<size_t>(pages.head_dim_v); ++d)
             rows.v_page[cell * rows.o_stride + d] = rows.k_page[d * kBlockTokens + cell];
     const auto bytes = [](const float *at) { return reinterpret_cast<const std::byte *>(at); };
-    return {bytes(rows.k_page),
-            bytes(rows.v_page),
-            rows.o_stride * sizeof(float),
-            nullptr,
-            nullptr,
-            pages.k_type,
-            pages.v_type,
-            true};
+    return {bytes(rows.k_page), bytes(rows.v_page), rows.o_stride * sizeof(float), nullptr, nullptr,
+            CacheType::F32,     CacheType::F32};
 }
 
 // Copies q of all rows next to one another: in the batch, rows are a power of two apart and would

@@ -14,7 +14,6 @@ void index_scores(const IndexTile &tile, float *scratch) noexcept {
     float *const keys = scratch, *const p = keys + int64_t{kBlockTokens} * dim;
     Page page{};
     page.k = reinterpret_cast<const std::byte *>(keys);
-    page.converted = true;
     for (int32_t index = tile.first_page; index < tile.end_page; ++index) {
         const Place place = place_of(tile.pages, index, index + 1 < tile.end_page ? index + 1 : index);
         with_stored(tile.pages.k_type,

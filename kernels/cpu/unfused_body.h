@@ -31,14 +31,14 @@ void unfused_scores(const AttentionTile &tile, float *matrix, int64_t stride, fl
                 convert_keys<L, decltype(form)>(place.k, place.next_k, pages.head_dim_k, rows.k_page);
             });
             page.k = reinterpret_cast<const std::byte *>(rows.k_page);
-            page.converted = true;
+            page.k_type = CacheType::F32;
         }
         for (int first = 0; first < rows.count; first += L::kRows) {
             const int left = rows.count - first;
             const float *q = rows.q + int64_t{first} * pages.head_dim_k;
             with_rows<L::kRows>(left < L::kRows ? left : L::kRows, [&](auto count) {
                 constexpr int R = decltype(count)::value;
-                with_form(page, pages.k_type, [&](auto form) {
+                with_form(page.k_type, [&](auto form) {
                     scores<L, R, decltype(form)>(q, page, pages.head_dim_k, rows.p);
                 });
                 for (int r = 0; r < R; ++r) {
@@ -97,7 +97,7 @@ Page value_page(const AttentionTile &tile, const Rows &rows, const Place &place)
     });
     page.v = reinterpret_cast<const std::byte *>(rows.v_page);
     page.v_stride = rows.o_stride * sizeof(float);
-    page.converted = true;
+    page.v_type = CacheType::F32;
     return page;
 }
 
@@ -117,7 +117,7 @@ void add_values(const AttentionTile &tile, const Rows &rows, const Page &page, i
         if constexpr (R > 1)
             while (r + same < R && cells[r + same] == cells[r]) ++same;
         if (cells[r] != 0)
-            with_form(page, page.v_type, [&](auto form) {
+            with_form(page.v_type, [&](auto form) {
                 with_rows<R>(same, [&](auto count) {
                     weighted_sum<L, decltype(count)::value, decltype(form)>(
                         rows.p + r * kBlockTokens, page, cells[r],

@@ -61,6 +61,12 @@ struct Avx2Lanes {
         const __m128i nibbles = _mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(nibbles));
     }
+    static Float load_table(const uint8_t *x, int shift, const int8_t *table) {
+        const __m128i indices =
+            _mm_and_si128(_mm_srl_epi16(load_bytes(x), _mm_cvtsi32_si128(shift)), _mm_set1_epi8(15));
+        const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_shuffle_epi8(values, indices)));
+    }
     static Float load_bfloat(const uint16_t *x) {
         const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));

@@ -53,6 +53,10 @@ struct Avx512Lanes {
         const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(x));  // a permutation uses four bits of each
         return _mm512_permutexvar_ps(shift == 0 ? bytes : _mm512_srli_epi32(bytes, 4), values);
     }
+    static Float load_table(const uint8_t *x, int shift, const int8_t *table) {
+        const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(x));  // a permutation uses four bits of each
+        return _mm512_permutexvar_ps(shift == 0 ? bytes : _mm512_srli_epi32(bytes, 4), load_int8(table));
+    }
     static Float load_bfloat(const uint16_t *x) {
         const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));

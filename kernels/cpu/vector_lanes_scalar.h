@@ -87,6 +87,10 @@ struct ScalarLanes {
     static Float load_nibbles(const uint8_t *x, int shift) {
         return each([&](int i) { return static_cast<float>((x[i] >> shift & 15) - 8); });
     }
+    // table[x >> shift & 15]
+    static Float load_table(const uint8_t *x, int shift, const int8_t *table) {
+        return each([&](int i) { return static_cast<float>(table[x[i] >> shift & 15]); });
+    }
     static Float load_bfloat(const uint16_t *x) {
         return each([&](int i) { return float_of(uint32_t{x[i]} << 16); });
     }

@@ -20,14 +20,15 @@ namespace runnel::kernels::cuda {
 // load() computes its memory need before it allocates anything and throws BackendError{OutOfMemory}
 // with the numbers. It throws BackendError{NoKernel}, before it uploads anything, for a program with
 // steps that have no kernel, or none for this device (wide heads need more shared memory than sm_75
-// has). Precondition: `device` is below find_devices().found.size(). The backend is used by one thread,
+// has), and for a cache of type F32. Precondition: `device` is below find_devices().found.size(). The backend is used by one thread,
 // whose current device it sets.
 std::unique_ptr<Backend> make_cuda_backend(int device);
 
 // One message for each step of the program that a CUDA device cannot run; empty if it can run all.
 std::vector<std::string> missing_kernels(const Program &program);
 
-// The program's need of device memory. Throws BackendError{NoKernel} for a program with steps that have no kernel.
+// The program's need of device memory. Throws BackendError{NoKernel} for a program with steps that have no kernel, and
+// for a cache of type F32.
 MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 // The part of memory_need() that grows with the cache: pages, block tables, partial results of attention, states. 0
 // for a cache without groups and states.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -15,10 +16,33 @@
 namespace runnel::kernels::reference {
 namespace {
 
-// K and V of a layer of the cache: [block][cell][head][dimension].
+// K or V of a layer of the cache: [block][cell][head][dimension].
 struct Pages {
-    size_t key_width = 0, value_width = 0;  // of a cell
-    std::vector<uint16_t> keys, values;
+    size_t width;    // of a cell
+    CacheType type;  // F32, F16 or BF16
+    std::vector<std::byte> bytes = {};
+
+    size_t value_bytes() const { return type == CacheType::F32 ? 4 : 2; }
+    size_t block_bytes() const { return size_t{kBlockTokens} * width * value_bytes(); }
+
+    // Value `at`, counted through all blocks.
+    void set(size_t at, double value) {
+        const auto x = static_cast<float>(value);
+        const uint16_t half = type == CacheType::F16 ? gguf::f32_to_f16(x) : gguf::f32_to_bf16(x);
+        std::memcpy(bytes.data() + at * value_bytes(),
+                    type == CacheType::F32 ? static_cast<const void *>(&x) : &half, value_bytes());
+    }
+    double get(size_t at) const {
+        float x;
+        uint16_t half;
+        std::memcpy(type == CacheType::F32 ? static_cast<void *>(&x) : &half,
+                    bytes.data() + at * value_bytes(), value_bytes());
+        if (type == CacheType::F32) return double{x};
+        return double{type == CacheType::F16 ? gguf::f16_to_f32(half) : gguf::bf16_to_f32(half)};
+    }
+};
+struct LayerPages {
+    Pages keys, values;
 };
 
 class ReferenceBackend final : public Backend {
@@ -29,19 +53,15 @@ class ReferenceBackend final : public Backend {
         if (!program.parts.empty()) refuse("a partition of a program");
         if (!rounds(cache.k) || !rounds(cache.v)) refuse("a cache of this type");
         program_ = program;
-        cache_ = cache;
         max_tokens_ = max_tokens;
         pages_.clear();
         for (const CacheLayer &layer : program.cache_layers) {
             const auto heads = static_cast<size_t>(layer.kv_heads);
-            Pages pages{heads * static_cast<size_t>(layer.head_dim_k),
-                        heads * static_cast<size_t>(layer.head_dim_v),
-                        {},
-                        {}};
-            const auto cells =
-                static_cast<size_t>(cache.blocks.at(static_cast<size_t>(layer.group))) * size_t{kBlockTokens};
-            pages.keys.resize(cells * pages.key_width);
-            pages.values.resize(cells * pages.value_width);
+            LayerPages pages{{heads * static_cast<size_t>(layer.head_dim_k), key_type(layer, cache.k)},
+                             {heads * static_cast<size_t>(layer.head_dim_v), cache.v}};
+            const auto blocks = static_cast<size_t>(cache.blocks.at(static_cast<size_t>(layer.group)));
+            pages.keys.bytes.resize(blocks * pages.keys.block_bytes());
+            pages.values.bytes.resize(blocks * pages.values.block_bytes());
             pages_.push_back(std::move(pages));
         }
         states_.assign(static_cast<size_t>(cache.states), std::vector<Row>(program.state_layers.size()));
@@ -62,39 +82,41 @@ class ReferenceBackend final : public Backend {
 
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         for (const BlockCopy &copy : copies)
-            for_pages(group, [&](std::vector<uint16_t> &pages, size_t block) {
-                const auto from = pages.begin() + static_cast<std::ptrdiff_t>(block) * copy.from;
-                std::copy_n(from, block, pages.begin() + static_cast<std::ptrdiff_t>(block) * copy.to);
+            for_pages(group, [&](Pages &pages) {
+                std::ranges::copy(block_of(pages, copy.from), block_of(pages, copy.to).begin());
             });
     }
     void read_block(int32_t group, BlockId id, std::span<std::byte> bytes) override {
-        for_pages(group, [&](std::vector<uint16_t> &pages, size_t block) {
-            const auto at = std::as_bytes(std::span(pages).subspan(block * static_cast<size_t>(id), block));
-            std::ranges::copy(at, bytes.begin());
-            bytes = bytes.subspan(at.size());
+        for_pages(group, [&](Pages &pages) {
+            std::ranges::copy(block_of(pages, id), bytes.begin());
+            bytes = bytes.subspan(pages.block_bytes());
         });
     }
     void write_block(int32_t group, BlockId id, std::span<const std::byte> bytes) override {
-        for_pages(group, [&](std::vector<uint16_t> &pages, size_t block) {
-            const auto at =
-                std::as_writable_bytes(std::span(pages).subspan(block * static_cast<size_t>(id), block));
-            std::ranges::copy(bytes.first(at.size()), at.begin());
-            bytes = bytes.subspan(at.size());
+        for_pages(group, [&](Pages &pages) {
+            std::ranges::copy(bytes.first(pages.block_bytes()), block_of(pages, id).begin());
+            bytes = bytes.subspan(pages.block_bytes());
         });
     }
 
   private:
-    static bool rounds(CacheType type) { return type == CacheType::F16 || type == CacheType::BF16; }
+    static bool rounds(CacheType type) {
+        return type == CacheType::F32 || type == CacheType::F16 || type == CacheType::BF16;
+    }
+    static std::span<std::byte> block_of(Pages &pages, BlockId id) {
+        return std::span(pages.bytes)
+            .subspan(static_cast<size_t>(id) * pages.block_bytes(), pages.block_bytes());
+    }
     [[noreturn]] static void refuse(const std::string &what) {
         throw BackendError(BackendError::Kind::NoKernel, "the reference backend does not run " + what);
     }
-    // Calls f(keys or values, elements per block) for the group's layers.
+    // Calls f(keys or values) for the group's layers.
     template <class F>
     void for_pages(int32_t group, F &&f) {
         for (size_t i = 0; i < pages_.size(); ++i)
             if (program_.cache_layers[i].group == group) {
-                f(pages_[i].keys, pages_[i].key_width * size_t{kBlockTokens});
-                f(pages_[i].values, pages_[i].value_width * size_t{kBlockTokens});
+                f(pages_[i].keys);
+                f(pages_[i].values);
             }
     }
 
@@ -340,36 +362,28 @@ class ReferenceBackend final : public Backend {
         }
         return out;
     }
-    static uint16_t rounded(double value, CacheType type) {
-        const auto x = static_cast<float>(value);
-        return type == CacheType::F16 ? gguf::f32_to_f16(x) : gguf::f32_to_bf16(x);
-    }
-    static double widened(uint16_t bits, CacheType type) {
-        return double{type == CacheType::F16 ? gguf::f16_to_f32(bits) : gguf::bf16_to_f32(bits)};
-    }
     std::span<const BlockId> table_of(const SequenceSpan &sequence, int32_t cache) const {
         return sequence.tables[static_cast<size_t>(program_.cache_layers[static_cast<size_t>(cache)].group)];
-    }
-    CacheType key_type_of(int32_t cache) const {
-        return key_type(program_.cache_layers[static_cast<size_t>(cache)], cache_.k);
     }
     // Offset of a cell of a sequence. Precondition: its block exists.
     static size_t place(std::span<const BlockId> table, int32_t cell, size_t cell_width) {
         const auto block = static_cast<size_t>(table[static_cast<size_t>(cell / kBlockTokens)]);
         return (block * size_t{kBlockTokens} + static_cast<size_t>(cell % kBlockTokens)) * cell_width;
     }
+    static void put_cell(Pages &pages, std::span<const BlockId> table, int32_t cell,
+                         std::span<const double> values) {
+        size_t at = place(table, cell, pages.width);
+        for (const double value : values) pages.set(at++, value);
+    }
     void append(const Attention &s) {
-        Pages &pages = pages_[static_cast<size_t>(s.cache)];
+        LayerPages &pages = pages_[static_cast<size_t>(s.cache)];
         const Row norm_weight = vector_of(s.k_norm);
         const auto put = [&](const SequenceSpan &sequence, int32_t cell, int32_t token) {
             const auto table = table_of(sequence, s.cache);
             const auto t = static_cast<size_t>(token);
             const Row k = turned(row(s.k, t), s, norm_weight, batch_->positions[t]);
-            uint16_t *to = pages.keys.data() + place(table, cell, pages.key_width);
-            for (const double value : k) *to++ = rounded(value, cache_.k);
-            if (s.v == kNoSlot) return;
-            to = pages.values.data() + place(table, cell, pages.value_width);
-            for (const double value : row(s.v, t)) *to++ = rounded(value, cache_.v);
+            put_cell(pages.keys, table, cell, k);
+            if (s.v != kNoSlot) put_cell(pages.values, table, cell, row(s.v, t));
         };
         for_new_cells(put);
     }
@@ -391,20 +405,16 @@ class ReferenceBackend final : public Backend {
         return out;
     }
     void run(const Indexer &s) {
-        Pages &pages = pages_[static_cast<size_t>(s.cache)];
-        const CacheType type = key_type_of(s.cache);
+        Pages &keys = pages_[static_cast<size_t>(s.cache)].keys;
         for_new_cells([&](const SequenceSpan &sequence, int32_t cell, int32_t token) {
             const auto t = static_cast<size_t>(token);
-            uint16_t *to = pages.keys.data() + place(table_of(sequence, s.cache), cell, pages.key_width);
-            for (const double value : turned(row(s.k, t), s, batch_->positions[t]))
-                *to++ = rounded(value, type);
+            put_cell(keys, table_of(sequence, s.cache), cell, turned(row(s.k, t), s, batch_->positions[t]));
         });
         for (const SequenceSpan &sequence : batch_->sequences) {
-            const Row k = cells_of(pages.keys, pages.key_width, type, table_of(sequence, s.cache),
-                                   sequence.past + sequence.count);
+            const Row k = cells_of(keys, table_of(sequence, s.cache), sequence.past + sequence.count);
             for (int32_t i = 0; i < sequence.count; ++i) {
                 const auto t = static_cast<size_t>(sequence.first + i);
-                const size_t visible = static_cast<size_t>(sequence.past + i + 1) * pages.key_width;
+                const size_t visible = static_cast<size_t>(sequence.past + i + 1) * keys.width;
                 std::ranges::copy(choose_cells(s, turned(row(s.q, t), s, batch_->positions[t]),
                                                row_or_none(s.weights, t), std::span(k).first(visible)),
                                   row(s.chosen, t).begin());
@@ -412,26 +422,24 @@ class ReferenceBackend final : public Backend {
         }
     }
     // Cells [0, count) of a sequence; zeros if there is no block.
-    static Row cells_of(const std::vector<uint16_t> &pages, size_t cell_width, CacheType type,
-                        std::span<const BlockId> table, int32_t count) {
-        Row out(static_cast<size_t>(count) * cell_width);
+    static Row cells_of(const Pages &pages, std::span<const BlockId> table, int32_t count) {
+        Row out(static_cast<size_t>(count) * pages.width);
         for (int32_t cell = 0; cell < count; ++cell) {
-            if (cell_width == 0 || table[static_cast<size_t>(cell / kBlockTokens)] < 0) continue;
-            const size_t from = place(table, cell, cell_width), to = static_cast<size_t>(cell) * cell_width;
-            for (size_t i = 0; i < cell_width; ++i) out[to + i] = widened(pages[from + i], type);
+            if (pages.width == 0 || table[static_cast<size_t>(cell / kBlockTokens)] < 0) continue;
+            const size_t from = place(table, cell, pages.width), to = static_cast<size_t>(cell) * pages.width;
+            for (size_t i = 0; i < pages.width; ++i) out[to + i] = pages.get(from + i);
         }
         return out;
     }
     void run(const Attention &s) {
         if (s.k != kNoSlot) append(s);
         if (!s.attends()) return;
-        const Pages &pages = pages_[static_cast<size_t>(s.cache)];
+        const LayerPages &pages = pages_[static_cast<size_t>(s.cache)];
         const Row sinks = vector_of(s.sinks), slopes = vector_of(s.slopes), norm_weight = vector_of(s.q_norm);
         for (const SequenceSpan &sequence : batch_->sequences) {
             const auto table = table_of(sequence, s.cache);
             const int32_t end = sequence.past + sequence.count;
-            const Row k = cells_of(pages.keys, pages.key_width, cache_.k, table, end),
-                      v = cells_of(pages.values, pages.value_width, cache_.v, table, end);
+            const Row k = cells_of(pages.keys, table, end), v = cells_of(pages.values, table, end);
             for (int32_t i = 0; i < sequence.count; ++i) {
                 const auto t = static_cast<size_t>(sequence.first + i);
                 const int32_t position = batch_->positions[t];
@@ -501,9 +509,8 @@ class ReferenceBackend final : public Backend {
     }
 
     Program program_;
-    CacheConfig cache_;
     int32_t max_tokens_ = 0;
-    std::vector<Pages> pages_;              // per cache layer
+    std::vector<LayerPages> pages_;         // per cache layer
     std::vector<std::vector<Row>> states_;  // per state slot and recurrent step
     // The current batch.
     const Batch *batch_ = nullptr;

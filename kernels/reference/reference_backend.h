@@ -11,7 +11,7 @@
 
 namespace runnel::kernels::reference {
 
-// Keys and values are rounded to the cache's type, F16 or BF16. load() throws BackendError{NoKernel} for
+// Keys and values are rounded to the cache's type, F32, F16 or BF16. load() throws BackendError{NoKernel} for
 // another cache type and for a partition of a program.
 std::unique_ptr<Backend> make_reference_backend();
 

@@ -154,7 +154,7 @@ TEST_CASE("tensor split: one to eight CPUs give the bits of one") {
 }
 
 TEST_CASE("tensor split: experts, windows, norms of heads, biases and packed caches on CPUs") {
-    constexpr CacheType kTypes[] = {CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8, CacheType::BF16};
+    constexpr CacheType kTypes[] = {CacheType::Q8_0, CacheType::Q5_1, CacheType::FP8, CacheType::IQ4_NL};
     for (uint32_t seed = 1; seed <= 6; ++seed) {
         TinyShape shape{
             .layers = 2, .width = 128, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0};

@@ -259,8 +259,8 @@ struct DecodeBody {
             unpack_cells<kDim, kPacked>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
                                         shared.k[0]);
         else
-            unpack<kDim>(p.k_cache, k_values(p), step, state.cells, raw_k(shared), state.k_scales,
-                         shared.k[0]);
+            unpack<kDim>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells, raw_k(shared),
+                         state.k_scales, shared.k[0]);
         make<true>(p, state, shared.scratch[warp_index()], step, padded_k(p), shared.k[0]);
     }
     static DEVICE void unpack_v(const Params &p, const State &state, Shared &shared, int step) {
@@ -268,8 +268,8 @@ struct DecodeBody {
             unpack_cells<kDim, kPacked>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
                                         shared.k[0]);
         else
-            unpack<kDim>(p.v_cache, v_values(p), step, state.cells, raw_v(p, shared), state.v_scales,
-                         shared.k[0]);
+            unpack<kDim>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells, raw_v(p, shared),
+                         state.v_scales, shared.k[0]);
         make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, shared.k[0]);
     }
 

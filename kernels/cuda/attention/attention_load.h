@@ -1,7 +1,7 @@
 // Loads K and V from the cache into shared memory, as rows of 16-bit numbers. For kernels.
 //
 // 16-bit types are copied there directly by cp.async. For packed types the bytes go to a raw tile and the
-// scales to registers; when the tile has arrived and is needed, it is unpacked, so the products are the same
+// scales, least values and fifth bits to registers; when the tile has arrived and is needed, it is unpacked, so the products are the same
 // code for every cache type. sm_75 has no cp.async and no space for raw tiles: all types are unpacked
 // directly from the cache.
 #pragma once
@@ -31,11 +31,13 @@ DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const Ca
     }
 }
 
-// The scales that one thread loads: those of the tile's 32-value blocks thread, thread + 128, ...
+// What one thread loads of the tile's 32-value blocks thread, thread + 128, ...: BlockParts::scales, and the fifth bits
+// if there are registers for them; else unpack() reads those from the cache.
 template <int kDim>
 struct Scales {
     static constexpr int kCount = kAttentionStep * (kDim / 32) / kAttentionThreads;
-    uint16_t of[kCount];
+    static constexpr bool kFifthBits = kDim <= 128;
+    uint32_t of[kCount], fifth_bits[kFifthBits ? kCount : 1];
 };
 
 // Bytes per row of a raw tile.
@@ -69,7 +71,10 @@ DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const Cach
         scales.of[i] = 0;
         if (!cells.cached(cell) || 32 * block >= values.count) continue;
         unsigned char *page = page_of(pages, p.kv_heads, head.table, head.kv_head, cell);
-        scales.of[i] = cell_bytes(pages, page, cell).scales[values.first / 32 + block];
+        const BlockParts parts =
+            block_parts(pages.type, cell_bytes(pages, page, cell), values.first / 32 + block);
+        scales.of[i] = parts.scales;
+        if constexpr (Scales<kDim>::kFifthBits) scales.fifth_bits[i] = parts.fifth_bits;
     }
 }
 
@@ -86,8 +91,7 @@ DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const 
         unsigned char *page = page_of(pages, p.kv_heads, head.table, head.kv_head, cell);
         const CellBytes from = cell_bytes(pages, page, cell);
         if (!kPacked) return ld128(from.values + 2 * first);
-        const uint32_t scale = has_scales(pages.type) ? from.scales[first / 32] * 0x00010001u : 0;
-        return load_chunk(pages.type, from.values, first / 8, scale);
+        return load_chunk(pages.type, from.values, first / 8, block_parts(pages.type, from, first / 32));
     };
 #pragma unroll 1
     for (int row = thread_index() / kChunks; row < kAttentionStep; row += kLoads * kRowsAtOnce) {
@@ -104,22 +108,29 @@ DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const 
 // Unpacks a raw tile that has arrived for all threads: rows of cells from the cache are unpacked, rows that
 // make() writes (attention_decode.cu) are left alone, other rows become zeros. All threads of the block.
 template <int kDim>
-DEVICE void unpack(const CachePages &pages, const ValueRange &values, int step, const CellRange &cells,
-                   const unsigned char *raw, const Scales<kDim> &scales, unsigned char *to) {
+DEVICE void unpack(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
+                   const ValueRange &values, int step, const CellRange &cells, const unsigned char *raw,
+                   const Scales<kDim> &scales, unsigned char *to) {
     const int row_bytes = raw_row_bytes<kDim>(pages.type);
 #pragma unroll
     for (int i = 0; i < Scales<kDim>::kCount; ++i) {
         const int unit = thread_index() + i * kAttentionThreads, block = unit % (kDim / 32);
         const int row = unit / (kDim / 32), cell = step * kAttentionStep + row;
         if (cells.is_made(cell)) continue;
-        const bool valid = cells.cached(cell);
-        const uint32_t scale = has_scales(pages.type) ? scales.of[i] * 0x00010001u : 0;
+        const bool valid = cells.cached(cell) && 32 * block < values.count;
+        BlockParts parts = {scales.of[i], 0};
+        if constexpr (Scales<kDim>::kFifthBits)
+            parts.fifth_bits = scales.fifth_bits[i];
+        else if (has_fifth_bit(pages.type) && valid)
+            parts.fifth_bits =
+                cell_bytes(pages, page_of(pages, p.kv_heads, head.table, head.kv_head, cell), cell)
+                    .fifth_bits[values.first / 32 + block];
 #pragma unroll 1
         for (int chunk = 4 * block; chunk < 4 * block + 4; ++chunk) {
             if (8 * chunk >= values.padded) break;
             uint4 eight = {0, 0, 0, 0};
             if (valid && 8 * chunk < values.count)
-                eight = load_chunk(pages.type, raw + row * row_bytes, chunk, scale);
+                eight = load_chunk(pages.type, raw + row * row_bytes, chunk, parts);
             st128(to + RowsLayout<kDim>::offset(row, chunk), eight);
         }
     }

@@ -114,12 +114,13 @@ struct PrefillBody {
     }
     // Waits, for all threads, for the load that start() issued. A packed tile takes one more barrier.
     template <int kWide>
-    static DEVICE void finish(Shared &shared, const CachePages &pages, const ValueRange &values, int step,
-                              unsigned char *to, const Scales<kWide> &scales) {
+    static DEVICE void finish(const Params &p, Shared &shared, const CachePages &pages,
+                              const ValueRange &values, int step, unsigned char *to,
+                              const Scales<kWide> &scales) {
         cp_async_wait<0>();
         block_sync();
         if (!kPacked || !is_packed(pages.type)) return;
-        unpack<kWide>(pages, values, step, shared.block.cells, shared.raw, scales, to);
+        unpack<kWide>(p, shared.block.cache, pages, values, step, shared.block.cells, shared.raw, scales, to);
         block_sync();
     }
 
@@ -328,10 +329,10 @@ struct PrefillBody {
             const bool computes = step >= shared.block.first;
             float c[kCellTiles][4];
             if (computes) {
-                finish<kDim>(shared, p.k_cache, k_values(p), step, shared.k, state.k_scales);
+                finish<kDim>(p, shared, p.k_cache, k_values(p), step, shared.k, state.k_scales);
                 start_v(p, state, shared, step);
                 if (active) scores(p, state, shared, step, c);
-                finish<kOut>(shared, p.v_cache, v_values(shared), step, shared.v, state.v_scales);
+                finish<kOut>(p, shared, p.v_cache, v_values(shared), step, shared.v, state.v_scales);
             }
             start_k(p, state, shared, step + 1);
             if (!active || !computes) continue;

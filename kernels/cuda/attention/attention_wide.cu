@@ -143,9 +143,9 @@ DEVICE int last_chosen(const AttentionParams &p, int own) {
 // K or V of a K/V head in the two pages of a step. kUnits: units of 16 packed bytes that a thread loads at a time.
 struct StepPages {
     static constexpr int kUnits = 3;
-    const unsigned char *first, *second;  // undefined if no cell of the page is in the range
+    unsigned char *first, *second;  // undefined if no cell of the page is in the range
 
-    DEVICE const unsigned char *of(int row) const { return row < kPageCells ? first : second; }
+    DEVICE unsigned char *of(int row) const { return row < kPageCells ? first : second; }
     DEVICE int at(int row) const { return row % kPageCells; }
 };
 
@@ -155,7 +155,7 @@ struct StepPlaces {
     const CachePages &pages;
     const int32_t *places;  // of the step's cells
 
-    DEVICE const unsigned char *of(int row) const {
+    DEVICE unsigned char *of(int row) const {
         return pages.bytes + static_cast<uint32_t>(places[row]) / kPageCells * pages.page_bytes();
     }
     DEVICE int at(int row) const { return static_cast<uint32_t>(places[row]) % kPageCells; }
@@ -185,7 +185,49 @@ DEVICE void load_values(const CachePages &pages, const Pages &from, const CellRa
     cp_async_commit();
 }
 
-// Unpacks the values [0, padded) of a packed type, which the cache has padded with zeros. A unit is 16 bytes
+// Types whose levels unpack_nibbles() reads. (In order, because a comparison takes fewer registers than has_nibbles().)
+constexpr bool is_nibble_type(CacheType type) {
+    return type >= CacheType::Q4_1;
+}
+static_assert([] {
+    bool same = true;
+    for (int i = 0; i <= static_cast<int>(CacheType::IQ4_NL); ++i) {
+        const auto type = static_cast<CacheType>(i);
+        same = same && is_nibble_type(type) == (has_nibbles(type) && type != CacheType::Q4_0);
+    }
+    return same;
+}());
+
+// Unpacks the values [0, padded) of a type with nibbles, other than Q4_0. A warp unpacks every eighth row, a lane one block
+// of 32 values of it. One load is in flight, because registers are short.
+template <class Pages>
+DEVICE void unpack_nibble_values(const CachePages &pages, const Pages &from, const CellRange &cells, int step,
+                                 int padded, unsigned char *tile) {
+    const int block = lane_index();
+    if (32 * block >= padded) return;
+#pragma unroll 1
+    for (int row = warp_index(); row < kAttentionStep; row += kWarps) {
+        if (!cells.cached(step * kAttentionStep + row)) {
+#pragma unroll 1
+            for (int chunk = 4 * block; chunk < 4 * block + 4; ++chunk)
+                st128(tile + TileRows::offset(row, chunk), {0, 0, 0, 0});
+            continue;
+        }
+        const CellBytes cell = cell_bytes(pages, from.of(row), from.at(row));
+        const unsigned char *words = cell.values + 16 * block;
+        BlockParts parts = block_parts(pages.type, cell, block);
+#pragma unroll 1
+        for (int chunk = 4 * block; chunk < 4 * block + 4;
+             ++chunk, words += 4) {  // (whole blocks fit in a row)
+            st128(tile + TileRows::offset(row, chunk),
+                  unpack_nibbles(pages.type, *reinterpret_cast<const uint32_t *>(words), parts.scales,
+                                 parts.fifth_bits));
+            parts.fifth_bits >>= 8;
+        }
+    }
+}
+
+// Unpacks the values [0, padded) of Q8_0, Q4_0 or FP8, which the cache has padded with zeros. A unit is 16 bytes
 // with 16 or 32 values that share a scale; a warp unpacks every eighth row.
 template <class Pages>
 DEVICE void unpack_values(const CachePages &pages, const Pages &from, const CellRange &cells, int step,
@@ -372,7 +414,9 @@ struct WideBody {
     template <class Pages>
     static DEVICE void load_from(const Pages &from, Shared &shared, const CachePages &pages, int step,
                                  int count, int padded, bool packed) {
-        if (packed)
+        if (packed && is_nibble_type(pages.type))
+            unpack_nibble_values(pages, from, shared.block.cells, step, padded, shared.tile);
+        else if (packed)
             unpack_values(pages, from, shared.block.cells, step, padded, shared.tile);
         else
             load_values(pages, from, shared.block.cells, step, count, padded, shared.tile);

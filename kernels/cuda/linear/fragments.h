@@ -10,6 +10,7 @@
 #include "kernels/cuda/linear/codebooks.h"
 #include "kernels/cuda/linear/tiles.h"
 #include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/nibble_table.h"
 
 namespace runnel::kernels::cuda {
 
@@ -180,27 +181,13 @@ DEVICE uint32_t move_bits(uint32_t word) {
         return word << (kTo - kFrom);
 }
 
-// Looks up the eight nibbles of a word in a table of 16 bytes: the low nibbles of its four bytes into `low`,
-// the high ones into `high`.
-DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, uint32_t &high) {
-    uint32_t mixed[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const uint32_t codes = word >> 16 * i, index = codes & 0x7777u;
-        mixed[i] = prmt(prmt(table[0], table[1], index), prmt(table[2], table[3], index),
-                        0x3210u | (codes >> 1 & 0x4444u));
-    }
-    low = prmt(mixed[0], mixed[1], 0x6420u);
-    high = prmt(mixed[0], mixed[1], 0x7531u);
-}
-
 // For formats with a table: the codes of both subs of chunk kC, whose nibbles share the same words.
 template <TileFormat F, int kC>
 DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
-    // gguf::kMXFP4Values as binary16, and gguf::kIQ4Values plus 128, four to a word.
+    // gguf::kMXFP4Values as binary16, four to a word.
     constexpr bool kMXFP4 = has_short_floats(F);
-    const uint32_t table[4] = {kMXFP4 ? 0x42403c00u : 0x3f2d1801u, kMXFP4 ? 0x4a484644u : 0x766a5d4fu,
-                               kMXFP4 ? 0xc2c0bc00u : 0xa6998d81u, kMXFP4 ? 0xcac8c6c4u : 0xf1d9c5b5u};
+    const uint32_t table[4] = {kMXFP4 ? 0x42403c00u : kIQ4Word0, kMXFP4 ? 0x4a484644u : kIQ4Word1,
+                               kMXFP4 ? 0xc2c0bc00u : kIQ4Word2, kMXFP4 ? 0xcac8c6c4u : kIQ4Word3};
 #pragma unroll
     for (int i = 0; i < 4; ++i) look_up(table, m.main[4 * kC + i], first[i], second[i]);
 }

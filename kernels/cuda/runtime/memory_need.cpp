@@ -29,6 +29,12 @@ size_t slot_bytes(const Program &program, int32_t max_tokens) {
 
 MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConfig &cache,
                        int32_t max_tokens) {
+    if (!program.cache_layers.empty() && (cache.k == CacheType::F32 || cache.v == CacheType::F32))
+        throw BackendError(
+            BackendError::Kind::NoKernel,
+            "the GPU has no kernel for keys or values in f32, which it would round to f16: choose "
+            "f16, bf16, q8_0, fp8, q5_1, q5_0, q4_1, q4_0 or iq4_nl with --cache-type-k and "
+            "--cache-type-v, or --device cpu");
     MemoryNeed need;
     need.weights = weight_memory(program, plan);
     need.cache = cache_memory(program, cache, max_tokens);

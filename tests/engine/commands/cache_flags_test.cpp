@@ -217,7 +217,7 @@ TEST_CASE("run --window: generation goes on beyond the context of the model, in 
     const Result endless = run_with(base);
     REQUIRE(endless.code == 0);
     CHECK(json::parse(endless.out).at("completion_tokens") == 700);  // the model's context has 512
-    for (const std::string type : {"bf16", "q8_0", "q4_0", "fp8"}) {
+    for (const std::string type : {"f32", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl", "fp8"}) {
         CAPTURE(type);
         std::vector<std::string> flags = base;
         flags.insert(flags.end(), {"-ctk", type, "-ctv", type, "-b", "7"});

@@ -108,7 +108,7 @@ TEST_CASE("several GPUs: cut by rows, two to eight give the bits of one, in ever
         CacheTypes types;
     };
     for (const auto &[arch, layers, gpus, types] :
-         {Case{"llama", 2, 8, {Q4_0, FP8}}, Case{"qwen3moe", 1, 2, {Q8_0, Q8_0}},
+         {Case{"llama", 2, 8, {Q5_0, IQ4_NL}}, Case{"qwen3moe", 1, 2, {Q8_0, Q8_0}},
           Case{"gemma3", 6, 2, {F16, F16}}, Case{"deepseek2-lite", 1, 3, {F16, F16}},
           Case{"qwen35", 4, 3, {F16, F16}}, Case{"rwkv7", 2, 2, {F16, F16}}}) {
         CAPTURE(arch);

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/measure/planner.h"
+#include "tests/support/cache_types.h"
 
 namespace runnel::measure {
 namespace {
@@ -64,8 +65,7 @@ TEST_CASE("attention cost: fused and unfused results are equal within rounding, 
     const kernels::Program program =
         program_of(parse_shape("layers=3,width=96,heads=6,kv-heads=2,ff=64,vocab=32"));
     const decode::StopRequest stop;
-    for (const CacheType type :
-         {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8})
+    for (const CacheType type : runnel::testing::kCacheTypes)
         for (const int threads : {1, 3}) {
             AttentionCostOptions how;
             how.depths = {40, 600};

@@ -8,6 +8,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/tensor_backend.h"
 #include "tests/kernels/recurrent_texts.h"
+#include "tests/support/cache_types.h"
 #include "tests/support/model_families.h"
 #include "tests/support/model_maker.h"
 
@@ -25,9 +26,8 @@ TEST_CASE("tensor split: every family on two to eight CPU backends gives the bit
         const model::Model model = model::build(tiny.file);
         const tests::RecurrentTexts texts(model.program, tests::random_texts({40, 9}, 260, random));
         CacheConfig cache = texts.cache();
-        constexpr CacheType kTypes[] = {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0,
-                                        CacheType::FP8};
-        cache.k = kTypes[random() % 5], cache.v = kTypes[random() % 5];
+        cache.k = runnel::testing::kCacheTypes[random() % 10],
+        cache.v = runnel::testing::kCacheTypes[random() % 10];
         const auto one = cpu::make_cpu_backend(1);
         one->load(model.program, cache, texts.max_tokens());
         const auto expected = texts.run(*one, nullptr);

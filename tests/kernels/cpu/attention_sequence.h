@@ -75,19 +75,39 @@ inline float e4m3(uint8_t bits) {
     return bits & 0x80 ? -magnitude : magnitude;
 }
 
+inline float half_at(const uint8_t *at) {
+    return gguf::f16_to_f32(static_cast<uint16_t>(at[0] | at[1] << 8));
+}
+inline float float_at(const uint8_t *at) {
+    float x;
+    std::memcpy(&x, at, sizeof x);
+    return x;
+}
+
+// The level (cache_type.h) of a nibble and, for types that have one, a fifth bit.
+inline float level_of(CacheType type, int nibble, int fifth_bit) {
+    if (type == CacheType::IQ4_NL) return gguf::kIQ4Values[nibble];
+    if (type == CacheType::Q4_0 || type == CacheType::Q4_1)
+        return static_cast<float>(nibble - (type == CacheType::Q4_0 ? 8 : 0));
+    return static_cast<float>(nibble + 16 * fifth_bit - (type == CacheType::Q5_0 ? 16 : 0));
+}
+
 // One value of a page, read according to attention_formats.h.
 inline float stored_k(CacheType type, const std::byte *page, int32_t cell, int32_t d) {
     const auto *bytes = reinterpret_cast<const uint8_t *>(page);
     const auto half = [&](int32_t at) { return static_cast<uint16_t>(bytes[at] | bytes[at + 1] << 8); };
     if (type == CacheType::F16) return gguf::f16_to_f32(half(2 * (d * 32 + cell)));
     if (type == CacheType::BF16) return gguf::bf16_to_f32(half(2 * (d * 32 + cell)));
+    if (type == CacheType::F32) return float_at(bytes + 4 * (d * 32 + cell));
     if (type == CacheType::FP8) return e4m3(bytes[d * 32 + cell]);
-    const bool nibbles = type == CacheType::Q4_0;
-    const int32_t block = d / 32 * 32 * (nibbles ? 18 : 34), i = d % 32;
-    const float scale = gguf::f16_to_f32(half(block + 2 * cell));
-    if (!nibbles) return scale * static_cast<float>(static_cast<int8_t>(bytes[block + 64 + i * 32 + cell]));
-    return scale *
-           static_cast<float>((bytes[block + 64 + i * 16 + cell % 16] >> (cell < 16 ? 0 : 4) & 15) - 8);
+    const auto *block = bytes + d / 32 * 32 * static_cast<int32_t>(cache_row_bytes(type, 32));
+    const int32_t i = d % 32, head = has_minimum(type) ? 128 : 64;
+    const float scale = half_at(block + 2 * cell),
+                least = has_minimum(type) ? half_at(block + 64 + 2 * cell) : 0;
+    if (type == CacheType::Q8_0)
+        return scale * static_cast<float>(static_cast<int8_t>(block[head + i * 32 + cell]));
+    const int nibble = block[head + i * 16 + cell % 16] >> (cell < 16 ? 0 : 4) & 15;
+    return scale * level_of(type, nibble, block[head + 512 + 4 * i + cell / 8] >> cell % 8 & 1) + least;
 }
 
 inline float stored_v(CacheType type, const std::byte *page, int32_t dims, int32_t cell, int32_t d) {
@@ -96,12 +116,16 @@ inline float stored_v(CacheType type, const std::byte *page, int32_t dims, int32
     const auto half = [&](int32_t at) { return static_cast<uint16_t>(row[at] | row[at + 1] << 8); };
     if (type == CacheType::F16) return gguf::f16_to_f32(half(2 * d));
     if (type == CacheType::BF16) return gguf::bf16_to_f32(half(2 * d));
+    if (type == CacheType::F32) return float_at(row + 4 * d);
     if (type == CacheType::FP8) return e4m3(row[d]);
-    const bool nibbles = type == CacheType::Q4_0;
-    const int32_t block = d / 32 * (nibbles ? 18 : 34), i = d % 32;
-    const float scale = gguf::f16_to_f32(half(block));
-    if (!nibbles) return scale * static_cast<float>(static_cast<int8_t>(row[block + 2 + i]));
-    return scale * static_cast<float>((row[block + 2 + i % 16] >> (i < 16 ? 0 : 4) & 15) - 8);
+    const auto *block = row + d / 32 * static_cast<int32_t>(cache_row_bytes(type, 32));
+    const int32_t i = d % 32, head = has_minimum(type) ? 4 : 2,
+                  nibbles = head + (has_fifth_bit(type) ? 4 : 0);
+    const float scale = half_at(block), least = has_minimum(type) ? half_at(block + 2) : 0;
+    if (type == CacheType::Q8_0) return scale * static_cast<float>(static_cast<int8_t>(block[head + i]));
+    return scale * level_of(type, block[nibbles + i % 16] >> (i < 16 ? 0 : 4) & 15,
+                            block[head + i / 8] >> i % 8 & 1) +
+           least;
 }
 
 // A sequence in a cache with two K/V heads whose blocks are in random order among others; bytes never written

@@ -12,6 +12,7 @@
 #include "tests/kernels/cuda/sequence_runner.h"
 #include "tests/simt/simt.h"
 #include "tests/simt/turing.h"
+#include "tests/support/cache_types.h"
 #include "tests/support/skip.h"
 #include "tests/support/tiny_program.h"
 
@@ -179,9 +180,7 @@ TEST_CASE("cuda backend: blocks of every type are copied, kept and brought back"
         backend.write_block(0, kBlocks - 1, kept);
         check_equal(runner.run(next, 1, 32), expected, "from the kept block");
     };
-    for (const CacheType type :
-         {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8})
-        check(tiny.program(), type);
+    for (const CacheType type : runnel::testing::kGpuCacheTypes) check(tiny.program(), type);
     for (const CacheType type : {CacheType::F16, CacheType::Q8_0}) check(latent, type);
 }
 
@@ -210,6 +209,15 @@ TEST_CASE("cuda backend: lack of memory and missing kernels are reported before 
         CHECK(error.kind == BackendError::Kind::NoKernel);
         CHECK(std::string(error.what()) == "the GPU has no kernel for a copy within one slot yet");
     }
+    for (const auto &[k, v] : {std::pair{CacheType::F32, CacheType::F16}, {CacheType::F16, CacheType::F32}})
+        try {
+            cuda::make_cuda_backend(0)->load(tiny.program(), {{4}, k, v}, kMaxTokens);
+            FAIL("accepted");
+        } catch (const BackendError &error) {
+            CHECK(error.kind == BackendError::Kind::NoKernel);
+            CHECK(std::string(error.what()).find("f32, which it would round to f16: choose f16, bf16") !=
+                  std::string::npos);
+        }
 }
 
 TEST_CASE("cuda backend: heads that need more than Turing has are refused by name before the upload") {

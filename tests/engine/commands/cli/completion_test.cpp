@@ -68,8 +68,8 @@ TEST_CASE("completion: bash completes commands, options, words and files") {
     CHECK(completed("runnel --v") == "--version");
     CHECK(completed("runnel \"\"").ends_with("\n--version\nmy model.gguf\nsmall.gguf\na folder"));
     CHECK(completed("runnel run --repeat-p") == "--repeat-penalty");
-    CHECK(completed("runnel run -ctk q") == "q8_0\nq4_0");
-    CHECK(completed("runnel run -ctk = q") == "q8_0\nq4_0");
+    CHECK(completed("runnel run -ctk q") == "q8_0\nq5_1\nq5_0\nq4_1\nq4_0");
+    CHECK(completed("runnel run -ctk = q") == "q8_0\nq5_1\nq5_0\nq4_1\nq4_0");
     CHECK(completed("runnel run --think =").starts_with("auto\non\noff\n"));
     CHECK(completed("runnel run sm") == "small.gguf");
     CHECK(completed("runnel run my") == "my model.gguf");
@@ -99,7 +99,7 @@ TEST_CASE("completion: fish completes the same, and zsh reads its script") {
     CHECK(completed("runnel ru") == "run\n");
     CHECK(completed("runnel help qu") == "quantize\n");
     CHECK(completed("runnel --v") == "--version\n");
-    CHECK(completed("runnel run -ctk q") == "q4_0\nq8_0\n");
+    CHECK(completed("runnel run -ctk q") == "q4_0\nq4_1\nq5_0\nq5_1\nq8_0\n");
     CHECK(completed("runnel completion f") == "fish\n");
     CHECK(completed("runnel run chat --show-th") == "--show-thinking\n");
     CHECK(completed("runnel small.gguf --show-th") == "--show-thinking\n");

@@ -64,7 +64,7 @@ constexpr DocumentedLine kDocumentedLines[] = {
     {"run -m m.gguf -ngl 99 -ctk q8_0 -ctv q8_0 -fa -c 32768 -p Hi",
      "model=m.gguf gpu-layers=99 cache-type-k=q8_0 cache-type-v=q8_0 ctx-size=32768 prompt=Hi (-fa)"},
     {"run -m m.gguf --cache-type-k q4_1 -p Hi",
-     "! f16, bf16, q8_0, q4_0 or fp8"},
+     "model=m.gguf cache-type-k=q4_1 prompt=Hi"},
     {"run -m m.gguf -ot exps=CPU -p Hi",
      "! has no -ot: use -ngl N, --cpu-moe or --n-cpu-moe N"},
     {"run -m m.gguf -ngl 99 -cmoe -p Hi",

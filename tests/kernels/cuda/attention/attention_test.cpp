@@ -9,6 +9,7 @@
 
 #include "tests/kernels/cuda/attention/attention_problem.h"
 #include "tests/simt/turing.h"
+#include "tests/support/cache_types.h"
 #include "tests/support/skip.h"
 
 using namespace runnel;
@@ -24,9 +25,10 @@ TEST_CASE("cuda attention: results are right for lengths around pages, steps and
 
 TEST_CASE("cuda attention: results are right for all head sizes, groups and cache types") {
     using enum CacheType;
-    const std::pair<CacheType, CacheType> same[] = {
-        {F16, F16}, {BF16, BF16}, {Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, FP8}};
-    const std::pair<CacheType, CacheType> mixed[] = {{BF16, F16}, {F16, Q4_0}, {Q4_0, BF16}, {Q8_0, FP8}};
+    const std::pair<CacheType, CacheType> same[] = {{F16, F16}, {BF16, BF16}, {Q8_0, Q8_0},    {Q4_0, Q4_0},
+                                                    {FP8, FP8}, {Q5_1, Q5_1}, {IQ4_NL, IQ4_NL}};
+    const std::pair<CacheType, CacheType> mixed[] = {{BF16, F16}, {F16, Q4_0},  {Q4_0, BF16},
+                                                     {Q8_0, FP8}, {Q5_0, Q4_1}, {Q4_1, Q5_0}};
     uint64_t seed = 10;
     const auto check = [&](std::pair<CacheType, CacheType> types, int32_t dim_k, int32_t dim_v) {
         const int32_t group = std::vector{1, 5, 7, 14, 3, 8, 2}[seed % 7];
@@ -46,7 +48,8 @@ TEST_CASE("cuda attention: results are right for all head sizes, groups and cach
 TEST_CASE("cuda attention: packed keys and values are right after norm, RoPE and rotation") {
     using enum CacheType;
     uint64_t seed = 80;
-    for (const auto &[k_type, v_type] : {std::pair{Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, Q8_0}, {F16, Q4_0}}) {
+    for (const auto &[k_type, v_type] :
+         {std::pair{Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, Q8_0}, {F16, Q4_0}, {Q5_1, IQ4_NL}, {IQ4_NL, Q5_0}}) {
         Shape shape{attention(6, 2, 64, 64),
                     {{310, 2}, {0, 20}, {64, 1}},
                     rope_table(kernels::RopeTable::Pairs::Halves, 32),
@@ -63,7 +66,7 @@ TEST_CASE("cuda attention: packed keys and values are right after norm, RoPE and
 }
 
 TEST_CASE("cuda attention: values that are not finite are preserved in a packed cache") {
-    for (const CacheType type : {CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
+    for (const CacheType type : runnel::testing::kGpuCacheTypes.subspan<2>()) {
         Shape shape{attention(2, 2, 32, 32), {{3, 1}}, {}};
         shape.k_type = shape.v_type = type;
         Problem p = make_problem(shape, 7);
@@ -145,7 +148,7 @@ TEST_CASE("cuda attention: a layer reads the keys and values that another layer 
 TEST_CASE(
     "cuda attention: a row's bits do not depend on the batch, the grid, the chunks or the order of blocks") {
     using enum CacheType;
-    for (const auto &[k_type, v_type, sinks] : {std::tuple{F16, F16, 0}, {Q8_0, Q4_0, 0}, {FP8, F16, 270}}) {
+    for (const auto &[k_type, v_type, sinks] : {std::tuple{F16, F16, 0}, {Q5_1, Q4_0, 0}, {FP8, F16, 270}}) {
         CAPTURE(static_cast<int>(k_type));
         CAPTURE(sinks);
         const bool plain = k_type == F16 && sinks == 0;
@@ -164,7 +167,7 @@ TEST_CASE("cuda attention: decode reads every K/V byte once") {
         return;
     }
     using enum CacheType;
-    for (const CacheType type : {F16, BF16, Q8_0, Q4_0, FP8}) {
+    for (const CacheType type : runnel::testing::kGpuCacheTypes) {
         CAPTURE(static_cast<int>(type));
         Shape shape{attention(8, 2, 64, 64), {{511, 1}, {100, 1}}, {}};
         shape.k_type = shape.v_type = type;
@@ -197,6 +200,8 @@ TEST_CASE("cuda attention: sm_75 gives the same bits with 64 KB of shared memory
                                                        {BF16, BF16, 136, 256},
                                                        {Q8_0, Q8_0, 256, 128},
                                                        {Q4_0, FP8, 40, 24},
+                                                       {Q5_1, IQ4_NL, 40, 24},
+                                                       {Q4_1, Q5_0, 136, 256},
                                                        {F16, Q4_0, 72, 80},
                                                        {Q4_0, Q4_0, 128, 256}}) {
         Shape shape{attention(5, 1, dim_k, dim_v), {{30, 2}, {270, 1}, {0, 14}}, {}};

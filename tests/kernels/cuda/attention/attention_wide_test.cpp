@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/kernels/cuda/attention/attention_problem.h"
+#include "tests/support/cache_types.h"
 #include "tests/support/random.h"
 #include "tests/support/skip.h"
 
@@ -22,13 +23,11 @@ Shape latent(Shape shape) {
     return shape;
 }
 
-const std::vector<CacheType> kTypes = {F16, BF16, Q8_0, Q4_0, FP8};
-
 }  // namespace
 
 TEST_CASE("cuda wide attention: results are right for latent layers and heads of 512, in every cache type") {
     uint64_t seed = 200;
-    for (const CacheType type : kTypes) {
+    for (const CacheType type : runnel::testing::kGpuCacheTypes) {
         Shape mla = latent({attention(18, 1, 576, 512), {{70, 1}, {0, 2}}, {}});
         mla.k_type = type, mla.v_type = F16;
         check_shape(mla, seed++);
@@ -70,8 +69,8 @@ TEST_CASE("cuda wide attention: results are right for random shapes with norm, R
                     random.below(2) > 0,
                     random.below(2) > 0};
         shape.latent = is_latent;
-        shape.k_type = kTypes[random.below(kTypes.size())],
-        shape.v_type = kTypes[random.below(kTypes.size())];
+        shape.k_type = runnel::testing::kGpuCacheTypes[random.below(runnel::testing::kGpuCacheTypes.size())],
+        shape.v_type = runnel::testing::kGpuCacheTypes[random.below(runnel::testing::kGpuCacheTypes.size())];
         if (random.below(2)) {
             shape.rope = rope_table(random.below(2) ? Pairs::Adjacent : Pairs::Halves, 8);
             shape.rope->first =
@@ -140,7 +139,7 @@ TEST_CASE("cuda wide attention: every K/V byte is read once per tile, of latent 
         runnel::testing::skip("only the emulator counts bytes");
         return;
     }
-    for (const CacheType type : kTypes) {
+    for (const CacheType type : runnel::testing::kGpuCacheTypes) {
         CAPTURE(static_cast<int>(type));
         Shape mla = latent({attention(32, 1, 96, 64), {{510, 1}, {99, 1}}, {}});
         mla.k_type = type;

@@ -38,7 +38,7 @@ void check_bits(const Problem &p) {
 Shape random_shape(uint64_t seed, bool wide) {
     testing::Random random(seed);
     const auto below = [&](uint64_t n) { return static_cast<int32_t>(random.below(n)); };
-    constexpr CacheType kTypes[] = {F16, F16, Q8_0, Q8_0, BF16, Q4_0, FP8};
+    constexpr CacheType kTypes[] = {F16, F16, Q8_0, Q5_0, BF16, Q4_0, IQ4_NL};
     constexpr int32_t kDims[] = {16, 40, 64, 80, 128, 136, 256};
     const int32_t kv_heads = 1 + below(2), group = 1 + below(8);
     const bool is_latent = wide && random.below(2) > 0;

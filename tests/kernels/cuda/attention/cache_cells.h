@@ -15,10 +15,11 @@ namespace runnel::tests {
 double round_f16(double x);
 double round_bf16(double x);
 
-// One head of one token: codes are 16-bit patterns, e4m3 bytes or signed integers, one per dimension.
+// One head of one token: codes are 16-bit patterns, or bytes or levels as they are stored, one per dimension.
 struct CacheCell {
     kernels::CacheType type;
-    std::vector<uint16_t> scales;  // binary16, per 32 dimensions
+    std::vector<uint16_t>
+        scales;  // binary16, per 32 dimensions: the scale, and the least value of types with one
     std::vector<int> codes;
 };
 

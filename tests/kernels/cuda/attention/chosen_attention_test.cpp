@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/kernels/cuda/attention/attention_problem.h"
+#include "tests/support/cache_types.h"
 #include "tests/support/random.h"
 #include "tests/support/skip.h"
 
@@ -16,8 +17,6 @@ using namespace runnel::kernels::cuda;
 using enum kernels::CacheType;
 
 namespace {
-
-const std::vector<CacheType> kTypes = {F16, BF16, Q8_0, Q4_0, FP8};
 
 Shape latent(int32_t heads, std::vector<Sequence> sequences, int32_t top_k) {
     Shape shape{attention(heads, 1, 40, 32), std::move(sequences), {}};
@@ -56,8 +55,8 @@ TEST_CASE("cuda chosen attention: results are right for random shapes, in every 
                     random.below(2) > 0,
                     random.below(2) > 0};
         shape.latent = kind == 0;
-        shape.k_type = kTypes[seed % kTypes.size()];
-        shape.v_type = kTypes[random.below(kTypes.size())];
+        shape.k_type = runnel::testing::kGpuCacheTypes[seed % runnel::testing::kGpuCacheTypes.size()];
+        shape.v_type = runnel::testing::kGpuCacheTypes[random.below(runnel::testing::kGpuCacheTypes.size())];
         shape.top_k = random.below(2) ? 1 + below(40) : 200 + below(400);
         if (random.below(2)) {
             shape.rope = rope_table(random.below(2) ? Pairs::Adjacent : Pairs::Halves, 8);

@@ -302,7 +302,9 @@ TEST_CASE("cuda backend: every type of cache gives the CPU's text, and its distr
                                {Q4_0, Q4_0},
                                {FP8, FP8},
                                {Q8_0, F16},
-                               {BF16, Q4_0}}) {
+                               {BF16, Q4_0},
+                               {Q5_1, IQ4_NL},
+                               {Q4_1, Q5_0}}) {
         CAPTURE(static_cast<int>(k));
         CAPTURE(static_cast<int>(v));
         const TinyProgram tiny({.layers = 1,
