@@ -21,6 +21,19 @@ void Backend::read_logits(int32_t, std::span<float>) {
     not_offered("return full rows of logits");
 }
 
+void Backend::connect(Communicator &) {}
+
+CacheConfig share_of(const CacheConfig &cache, size_t rank) {
+    CacheConfig own = cache;
+    own.first.assign(cache.blocks.size(), 0);
+    for (size_t group = 0; group < cache.shares.size(); ++group) {
+        if (cache.shares[group] == 1) continue;
+        own.blocks[group] /= cache.shares[group];
+        own.first[group] = static_cast<BlockId>(rank) * own.blocks[group];
+    }
+    return own;
+}
+
 SlotRows Backend::exchange(Slot) {
     not_offered("exchange activations");
 }

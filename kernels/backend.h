@@ -35,6 +35,9 @@ class BackendError : public std::runtime_error {
 inline constexpr int kBlockTokens = 32;
 using BlockId = int32_t;
 
+// Attention sums over this many cells at a time on CPUs (cpu/attention.h). Several devices divide a cache by such ranges.
+inline constexpr int32_t kRangeCells = 512;
+
 // The type of a layer's keys in a cache with keys of type k.
 constexpr CacheType key_type(const CacheLayer &layer, CacheType k) {
     return layer.f16_keys ? CacheType::F16 : k;
@@ -52,14 +55,22 @@ struct CachePools {
 };
 
 struct CacheConfig {
-    std::vector<int32_t> blocks;  // per group: number of blocks in the pool
+    std::vector<int32_t> blocks;  // per group: number of blocks in the pool, or in this device's part of it
     CacheType k = CacheType::F16, v = CacheType::F16;
     int32_t context = 0;  // most cells of a sequence; 0: as many as the pool holds
     int32_t states = 0;   // state slots in the pool
     // Backend::cache_pools() of a backend on the same device, in place of memory of its own. The program then has the
     // cache layers of that backend's, and the rest of the configuration is the same. Null: none.
     std::shared_ptr<const CachePools> pools = {};
+    // How many devices hold a group's blocks: each an equal range of the ids, in the order of the ranks. Only with
+    // CacheLayer::divided; empty: 1 each.
+    std::vector<int32_t> shares = {};
+    // Per group: the first of the blocks that this device holds; empty: 0.
+    std::vector<BlockId> first = {};
 };
+
+// What the rank's device holds of a cache with `shares`.
+CacheConfig share_of(const CacheConfig &cache, size_t rank);
 
 struct BlockCopy {
     BlockId from, to;
@@ -135,6 +146,8 @@ struct DeviceInfo {
     double bandwidth = 0;  // peak bytes per second of its memory; 0: unknown
 };
 
+class Communicator;
+
 class Backend {
   public:
     virtual ~Backend() = default;
@@ -146,6 +159,11 @@ class Backend {
 
     // Sets the progress callback of later load() calls. It runs on the loading thread.
     virtual void on_load(LoadProgress) {}
+
+    // Sets the ranks that hold the other cells of divided layers (CacheLayer::divided): attention exchanges keys, values
+    // and sums with them, on the thread that calls execute(). Without such layers it does nothing. Throws BackendError if
+    // the device cannot divide a layer.
+    virtual void connect(Communicator &ranks);
 
     // Runs the batch. logits: [logit_rows.size()][vocab], row-major, in the order of logit_rows. Returns
     // false when *cancel became true: the cells of this batch are then undefined, earlier ones are intact.

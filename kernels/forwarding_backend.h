@@ -17,6 +17,7 @@ class ForwardingBackend : public Backend {
         device_->load(program, cache, max_tokens);
     }
     void on_load(LoadProgress progress) override { device_->on_load(std::move(progress)); }
+    void connect(Communicator &ranks) override { device_->connect(ranks); }
     bool execute(const Batch &batch, std::span<float> logits) override {
         return device_->execute(batch, logits);
     }

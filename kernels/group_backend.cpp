@@ -112,9 +112,10 @@ class Member {
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
         rank_.reset();
-        tensor_ = cut_program(program, shares_);
+        tensor_ = cut_program(program, shares_, cache.shares);
         cache_ = cache;
-        on_device([&] { device_.load(own(), cache, max_tokens); });
+        const auto rank = static_cast<size_t>(communicator_.rank());
+        on_device([&] { device_.load(own(), share_of(cache, rank), max_tokens); });
         rank_.emplace(device_, communicator_, tensor_);
         communicator_.barrier();  // throws if a rank has failed to load
     }
@@ -177,6 +178,7 @@ class LeadingBackend final : public Backend {
         WireWriter message = begin(Command::Load);
         message.put(fingerprint(program));
         message.list(std::span<const int32_t>(cache.blocks));
+        message.list(std::span<const int32_t>(cache.shares));
         message.put(cache.k), message.put(cache.v), message.put(cache.context), message.put(cache.states);
         message.put(max_tokens);
         tell(communicator_, message.bytes());
@@ -251,6 +253,7 @@ void follow(Backend &device, Communicator &communicator, const Program &program,
                     throw BackendError(BackendError::Kind::Failed, why);
                 }
                 CacheConfig cache{.blocks = reader.list<int32_t>()};
+                cache.shares = reader.list<int32_t>();
                 cache.k = reader.get<CacheType>(), cache.v = reader.get<CacheType>();
                 cache.context = reader.get<int32_t>(), cache.states = reader.get<int32_t>();
                 member.load(program, cache, reader.get<int32_t>());

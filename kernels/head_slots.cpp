@@ -9,11 +9,16 @@ namespace {
 
 class HeadFinder {
   public:
-    HeadFinder(const Program &program, std::span<const double> shares)
-        : program_(program), shares_(shares), found_(program.slots.size()), conflict_(program.slots.size()) {}
+    HeadFinder(const Program &program, std::span<const double> shares, std::span<const int32_t> cache_shares)
+        : program_(program),
+          shares_(shares),
+          cache_shares_(cache_shares),
+          found_(program.slots.size()),
+          conflict_(program.slots.size()) {}
 
     std::vector<std::optional<HeadSlot>> find() {
         for_each_step<Attention>(program_, [&](const Attention &a) {
+            if (is_divided(program_, static_cast<size_t>(a.cache), cache_shares_)) return;
             const HeadCut cut = cut_heads(a.heads, a.kv_heads, shares_);
             set(a.q, {a.heads, cut.heads});
             set(a.out, {a.heads, cut.heads});
@@ -81,6 +86,7 @@ class HeadFinder {
 
     const Program &program_;
     std::span<const double> shares_;
+    std::span<const int32_t> cache_shares_;
     std::vector<std::optional<HeadSlot>> found_;
     std::vector<bool> conflict_;
     bool changed_ = false;
@@ -93,8 +99,14 @@ bool one_slice_per_head(int64_t slot_width, const StridedSlices &slices, int64_t
            slices.first + slice_width <= slices.stride;
 }
 
-std::vector<std::optional<HeadSlot>> head_slots(const Program &program, std::span<const double> shares) {
-    return HeadFinder(program, shares).find();
+bool is_divided(const Program &program, size_t cache_layer, std::span<const int32_t> cache_shares) {
+    return !cache_shares.empty() &&
+           cache_shares[static_cast<size_t>(program.cache_layers[cache_layer].group)] > 1;
+}
+
+std::vector<std::optional<HeadSlot>> head_slots(const Program &program, std::span<const double> shares,
+                                                std::span<const int32_t> cache_shares) {
+    return HeadFinder(program, shares, cache_shares).find();
 }
 
 }  // namespace runnel::kernels

@@ -21,8 +21,12 @@ struct HeadSlot {
 // Slice i of the slot lies in head i, and there are no other heads.
 bool one_slice_per_head(int64_t slot_width, const StridedSlices &slices, int64_t count, int64_t slice_width);
 
-// By slot: queries, keys, values and outputs of Attention, and slots that steps of one head at a time connect with them.
-// nullopt: the slot is none of these, or two of them that are cut differently.
-std::vector<std::optional<HeadSlot>> head_slots(const Program &program, std::span<const double> shares);
+// Whether the devices divide the cells of a cache layer. cache_shares: CacheConfig::shares.
+bool is_divided(const Program &program, size_t cache_layer, std::span<const int32_t> cache_shares);
+
+// By slot: queries, keys, values and outputs of Attention whose cache layer is not divided, and slots that steps of one head at
+// a time connect with them. nullopt: the slot is none of these, or two of them that are cut differently.
+std::vector<std::optional<HeadSlot>> head_slots(const Program &program, std::span<const double> shares,
+                                                std::span<const int32_t> cache_shares);
 
 }  // namespace runnel::kernels

@@ -576,6 +576,8 @@ struct CacheLayer {
     int32_t head_dim_v;     // 0: values are the first dimensions of the keys
     int32_t group = 0;      // layers of one group share block tables (and a window)
     bool f16_keys = false;  // of an Indexer: keys are stored in F16, whatever the cache's type
+    bool divided =
+        false;  // in a rank's program: the ranks have some ranges of the cells each (tensor_program.h)
 };
 
 // What one recurrent step keeps per sequence, independent of its length.

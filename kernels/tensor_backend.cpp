@@ -53,12 +53,12 @@ class TensorBackend final : public Backend {
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
         ranks_.clear();
-        tensor_ = cut_program(program, shares_);
+        tensor_ = cut_program(program, shares_, cache.shares);
         cache_ = cache;
         groups_.clear();
         for (const CacheLayer &layer : program.cache_layers) groups_.push_back(layer.group);
-        on_all([&](size_t r) { devices_[r]->load(tensor_.programs[r], cache, max_tokens); });
-        connect();
+        on_all([&](size_t r) { devices_[r]->load(tensor_.programs[r], share_of(cache, r), max_tokens); });
+        connect_ranks();
     }
     void on_load(LoadProgress progress) override {
         if (!progress) {
@@ -84,7 +84,7 @@ class TensorBackend final : public Backend {
             // The others only report that a rank failed; its own error says why.
             std::vector<std::exception_ptr> own;
             for (const auto &rank : ranks_) own.push_back(rank->error());
-            connect();
+            connect_ranks();
             throw_first(own);
             for (const auto &error : errors)
                 if (error) std::rethrow_exception(error);
@@ -100,6 +100,7 @@ class TensorBackend final : public Backend {
         });
     }
     void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
+        if (Backend *holder = only_holder(group, block)) return holder->read_block(group, block, bytes);
         std::vector<Bytes> own = blocks(group);
         on_all([&](size_t r) {
             if (!own[r].empty()) devices_[r]->read_block(group, block, own[r]);
@@ -110,6 +111,7 @@ class TensorBackend final : public Backend {
         });
     }
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
+        if (Backend *holder = only_holder(group, block)) return holder->write_block(group, block, bytes);
         std::vector<Bytes> own = blocks(group);
         visit_pieces(group, [&](size_t r, size_t at, size_t whole, size_t size, bool) {
             std::copy_n(bytes.data() + whole, size, own[r].begin() + static_cast<std::ptrdiff_t>(at));
@@ -162,7 +164,7 @@ class TensorBackend final : public Backend {
     }
 
     // Gives the ranks new communicators.
-    void connect() {
+    void connect_ranks() {
         ranks_.clear();
         communicators_ = make_communicators_(static_cast<int>(devices_.size()));
         for (size_t r = 0; r < devices_.size(); ++r)
@@ -181,6 +183,12 @@ class TensorBackend final : public Backend {
         return text;
     }
 
+    // The device that holds a block of a divided group; null: all do.
+    Backend *only_holder(int32_t group, BlockId block) const {
+        const auto g = static_cast<size_t>(group);
+        if (cache_.shares.empty() || cache_.shares[g] == 1) return nullptr;
+        return devices_[static_cast<size_t>(block / (cache_.blocks[g] / cache_.shares[g]))].get();
+    }
     size_t block_bytes(size_t rank, int32_t group) const {
         return cache_block_bytes(tensor_.programs[rank], group, cache_.k, cache_.v);
     }

@@ -59,11 +59,12 @@ class Slices {
 
 class Cutter {
   public:
-    Cutter(const Program &program, std::span<const double> shares)
+    Cutter(const Program &program, std::span<const double> shares, std::span<const int32_t> cache_shares)
         : program_(program),
           shares_(shares),
+          cache_shares_(cache_shares),
           ranks_(shares.size()),
-          heads_(head_slots(program, shares)),
+          heads_(head_slots(program, shares, cache_shares)),
           always_whole_(program.slots.size()),
           states_(program.slots.size()),
           pending_(ranks_) {
@@ -113,9 +114,15 @@ class Cutter {
         for (size_t layer = 0; layer < heads.size(); ++layer) {
             const int32_t kv_heads = program_.cache_layers[layer].kv_heads;
             Cut cut(ranks_);
-            if (heads[layer] > 0 && kv_heads > 0) cut = cut_heads(heads[layer], kv_heads, shares_).kv_heads;
-            for (size_t r = 0; r < ranks_; ++r)
+            const bool divided = is_divided(program_, layer, cache_shares_);
+            if (divided)
+                cut.assign(ranks_, {0, kv_heads});
+            else if (heads[layer] > 0 && kv_heads > 0)
+                cut = cut_heads(heads[layer], kv_heads, shares_).kv_heads;
+            for (size_t r = 0; r < ranks_; ++r) {
                 out_.programs[r].cache_layers[layer].kv_heads = static_cast<int32_t>(cut[r].size());
+                out_.programs[r].cache_layers[layer].divided = divided;
+            }
             out_.kv_heads.push_back(std::move(cut));
         }
         // Indexers are computed on every rank.
@@ -397,6 +404,7 @@ class Cutter {
     }
 
     void add(const Attention &step) {
+        if (is_divided(program_, static_cast<size_t>(step.cache), cache_shares_)) return add_whole(step);
         const HeadCut cut = cut_heads(step.heads, step.kv_heads, shares_);
         assert(cut.kv_heads == out_.kv_heads[static_cast<size_t>(step.cache)]);
         Attention own = step;
@@ -469,6 +477,7 @@ class Cutter {
 
     const Program &program_;
     std::span<const double> shares_;
+    std::span<const int32_t> cache_shares_;
     const size_t ranks_;
     const std::vector<std::optional<HeadSlot>> heads_;
     std::vector<bool> always_whole_;  // by slot
@@ -483,8 +492,27 @@ class Cutter {
 
 }  // namespace
 
-TensorProgram cut_program(const Program &program, std::span<const double> shares) {
-    return Cutter(program, shares).cut();
+std::vector<int32_t> divided_groups(const Program &program, int32_t ranks) {
+    std::vector<int32_t> attend, shares;  // by group: how many steps attend to it
+    for (const CacheLayer &layer : program.cache_layers)
+        shares.resize(std::max(shares.size(), static_cast<size_t>(layer.group) + 1), ranks);
+    attend.resize(shares.size());
+    const auto group = [&](int32_t cache) {
+        return static_cast<size_t>(program.cache_layers[static_cast<size_t>(cache)].group);
+    };
+    for_each_step<Indexer>(program, [&](const Indexer &step) { shares[group(step.cache)] = 1; });
+    for_each_step<Attention>(program, [&](const Attention &a) {
+        attend[group(a.cache)] += a.attends();
+        if (a.window > 0 || a.sink_cells > 0 || a.chosen != kNoSlot) shares[group(a.cache)] = 1;
+    });
+    for (size_t g = 0; g < shares.size(); ++g)
+        if (attend[g] == 0) shares[g] = 1;
+    return shares;
+}
+
+TensorProgram cut_program(const Program &program, std::span<const double> shares,
+                          std::span<const int32_t> cache_shares) {
+    return Cutter(program, shares, cache_shares).cut();
 }
 
 size_t gathered_bytes_per_token(const TensorProgram &tensor) {

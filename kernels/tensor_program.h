@@ -4,7 +4,9 @@
 // rows of them. Nothing is added across ranks, so the results have the bits of one device, for any number of ranks and any
 // shares. What is cut:
 //   Linear, Logits   by rows; outputs for attention by heads, others in units of 16 rows
-//   Attention        by K/V heads with their query heads and their part of the cache (row_cut.h)
+//   Attention        by K/V heads with their query heads and their part of the cache (row_cut.h); or not at all, if its
+//                    cache layer is divided: each rank has some ranges of kRangeCells cells, and the device itself exchanges
+//                    what it needs with the others (Backend::connect)
 //   HeadLinear, Copy and Norm of heads: by heads, where their slots are cut like that
 //   Activation       as its inputs are
 //   Embed            rank 0 looks the rows up
@@ -42,14 +44,19 @@ struct TensorProgram {
     std::vector<Stage> stages;
     std::vector<size_t> part_ends;  // for each part of the whole program: the number of stages up to its end
     Cut vocabulary;                 // the logits that each rank computes; empty: the program has none
-    std::vector<Cut> kv_heads;      // by cache layer
+    std::vector<Cut> kv_heads;      // by cache layer; of a divided one, all of them on each rank
 };
 
-// shares: of the work, by rank; not negative, some of them positive. Slots that cross the border of the whole program
-// (Program::Part) do so on rank 0.
-TensorProgram cut_program(const Program &program, std::span<const double> shares);
+// How many of `ranks` devices hold the blocks of each cache group, if all groups are divided that can be (CacheConfig::shares):
+// `ranks`, or 1 if a layer of the group has a window, an indexer or chosen cells, or no attention. All 1: nothing is divided.
+std::vector<int32_t> divided_groups(const Program &program, int32_t ranks);
 
-// Bytes that all ranks together receive from others for one token, without logits.
+// shares: of the work, by rank; not negative, some of them positive. cache_shares: CacheConfig::shares, of groups that
+// divided_groups() divides. Slots that cross the border of the whole program (Program::Part) do so on rank 0.
+TensorProgram cut_program(const Program &program, std::span<const double> shares,
+                          std::span<const int32_t> cache_shares = {});
+
+// Bytes that all ranks together receive from others for one token, without logits and what divided attention exchanges.
 size_t gathered_bytes_per_token(const TensorProgram &tensor);
 
 }  // namespace runnel::kernels

@@ -20,11 +20,49 @@ void copy_rows(const float *from, int64_t from_stride, float *to, int64_t to_str
 
 }  // namespace
 
+class TensorRank::Link final : public Communicator {
+  public:
+    explicit Link(Communicator &ranks) : ranks_(ranks) {}
+    int rank() const override { return ranks_.rank(); }
+    int size() const override { return ranks_.size(); }
+    void all_gather(std::span<const std::byte> mine, std::span<const size_t> sizes,
+                    std::span<std::byte> all) override {
+        watch([&] { ranks_.all_gather(mine, sizes, all); });
+    }
+    void exchange(std::span<const Send> sends, std::span<const Receive> receives) override {
+        watch([&] { ranks_.exchange(sends, receives); });
+    }
+    void broadcast(std::span<std::byte> bytes, int root) override {
+        watch([&] { ranks_.broadcast(bytes, root); });
+    }
+    void barrier() override {
+        watch([&] { ranks_.barrier(); });
+    }
+    void abort(const std::string &why) noexcept override { ranks_.abort(why); }
+
+    bool has_failed() const { return failed_; }
+
+  private:
+    template <typename F>
+    void watch(F &&f) {
+        failed_ = true;
+        f();
+        failed_ = false;
+    }
+
+    Communicator &ranks_;
+    bool failed_ = false;
+};
+
+TensorRank::~TensorRank() = default;
+
 TensorRank::TensorRank(Backend &device, Communicator &communicator, const TensorProgram &tensor)
     : device_(device),
       communicator_(communicator),
       tensor_(tensor),
-      rank_(static_cast<size_t>(communicator.rank())) {
+      rank_(static_cast<size_t>(communicator.rank())),
+      link_(std::make_unique<Link>(communicator)) {
+    device_.connect(*link_);
     for (const Program::Part &part : tensor.programs[rank_].parts)
         received_.insert(part.in.begin(), part.in.end());
     // What the caller reads from rank 0.
@@ -33,13 +71,13 @@ TensorRank::TensorRank(Backend &device, Communicator &communicator, const Tensor
             received_.insert(part.out.begin(), part.out.end());
 }
 
-// Calls f and keeps what it throws.
+// Calls f and keeps what it throws, unless another rank is the cause.
 template <typename F>
 auto TensorRank::on_device(F &&f) {
     try {
         return f();
     } catch (...) {
-        error_ = std::current_exception();
+        if (!link_->has_failed()) error_ = std::current_exception();
         throw;
     }
 }

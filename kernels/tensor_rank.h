@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <set>
 #include <span>
 #include <vector>
@@ -16,8 +17,9 @@ namespace runnel::kernels {
 
 class TensorRank {
   public:
-    // The device has loaded the rank's program. All arguments must outlive the rank.
+    // The device has loaded the rank's program, and is connected to the other ranks here. All arguments must outlive the rank.
     TensorRank(Backend &device, Communicator &communicator, const TensorProgram &tensor);
+    ~TensorRank();
 
     // As Backend::execute(). logits: of rank 0 only; the other ranks' spans are empty. Rank 0's `cancel` decides, and all
     // ranks learn of it with a gather, so that they stop before the same stage; with one rank, the device decides. An
@@ -26,6 +28,9 @@ class TensorRank {
     std::exception_ptr error() const { return error_; }
 
   private:
+    // The communicator as the device uses it within a step: notices that it fails.
+    class Link;
+
     template <typename F>
     auto on_device(F &&f);
     bool run(const Batch &batch, std::span<float> logits);
@@ -39,6 +44,7 @@ class TensorRank {
     Communicator &communicator_;
     const TensorProgram &tensor_;
     const size_t rank_;
+    std::unique_ptr<Link> link_;
     std::set<Slot> received_;  // slots that the rank gets from gathers
     std::vector<std::byte> piece_, pieces_;
     std::vector<float> logits_;  // of the rank's part of the vocabulary

@@ -66,25 +66,47 @@ void BlockTable::drop_unseen() {
     first_held_ = std::max(first_held_, first);
 }
 
+bool BlockTable::is_copied(int32_t count) const {
+    return count > 0 && length_ % kBlockTokens != 0 && !pool_->writable(table_.back());
+}
+
 int32_t BlockTable::blocks_needed(int32_t count) const {
-    const int32_t added = blocks_for(length_ + count) - static_cast<int32_t>(table_.size());
-    const bool copied = count > 0 && length_ % kBlockTokens != 0 && !pool_->writable(table_.back());
-    return added + (copied ? 1 : 0);
+    return blocks_for(length_ + count) - static_cast<int32_t>(table_.size()) + (is_copied(count) ? 1 : 0);
+}
+
+BlockTable::Growth BlockTable::growth(int32_t count) const {
+    Growth growth;
+    std::vector<int32_t> left;  // by share: blocks that are not taken yet
+    for (int32_t share = 0; share < pool_->shares(); ++share)
+        left.push_back(pool_->free_blocks(share) + pool_->idle_blocks(share));
+    const auto take = [&](int32_t share) {
+        --left[static_cast<size_t>(share)];
+        return share;
+    };
+    const auto begin = static_cast<int32_t>(table_.size()), end = blocks_for(length_ + count);
+    int32_t share = table_.empty() || table_.back() == kNoBlock ? 0 : pool_->share_of(table_.back());
+    if (is_copied(count)) growth.copied = take(share);
+    for (int32_t block = begin; block < end; ++block) {
+        if (block % kRangeBlocks == 0)
+            share = static_cast<int32_t>(std::ranges::max_element(left) - left.begin());
+        growth.added.push_back(take(share));
+    }
+    return growth;
 }
 
 std::optional<kernels::BlockCopy> BlockTable::make_writable() {
     if (length_ % kBlockTokens == 0 || pool_->writable(table_.back())) return std::nullopt;
-    const BlockId own = pool_->take(), shared = table_.back();
+    const BlockId shared = table_.back(), own = pool_->take(pool_->share_of(shared));
     pool_->release(shared);
     table_.back() = own;
     return kernels::BlockCopy{shared, own};
 }
 
-bool BlockTable::append(int32_t count) {
-    assert(count == 0 || length_ % kBlockTokens == 0 || pool_->writable(table_.back()));
-    const int32_t needed = blocks_needed(count);
-    if (needed > pool_->free_blocks()) return false;
-    for (int32_t i = 0; i < needed; ++i) table_.push_back(pool_->take());
+bool BlockTable::append(int32_t count, std::span<const int32_t> shares) {
+    assert(!is_copied(count) && static_cast<int32_t>(shares.size()) == blocks_needed(count));
+    for (int32_t share = 0; share < pool_->shares(); ++share)
+        if (std::ranges::count(shares, share) > pool_->free_blocks(share)) return false;
+    for (const int32_t share : shares) table_.push_back(pool_->take(share));
     length_ += count;
     return true;
 }

@@ -1,4 +1,7 @@
 // The block table of one sequence in one group of layers.
+//
+// If several devices share the pool, kRangeBlocks consecutive blocks of a sequence are on one of them, so that it can
+// attend to these cells alone; which one is chosen when the first of them is taken.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +41,22 @@ class BlockTable {
 
     // Releases the blocks that no later token attends to, even after a rollback by `slack` cells.
     void drop_unseen();
-    // Number of blocks that make_writable() and append(count) take from the pool.
+    // The blocks that make_writable() and append(count) take from the pool: the share of each. A new range goes where
+    // most blocks are free or idle.
+    struct Growth {
+        std::optional<int32_t> copied = {};  // of make_writable()
+        std::vector<int32_t> added = {};
+    };
+    Growth growth(int32_t count) const;
+    // Number of these blocks.
     int32_t blocks_needed(int32_t count) const;
     // Replaces the block of the next cell by a new one if it is shared or kept. The caller copies the bytes.
-    // Precondition: the pool has a free block.
+    // Precondition: the share of that block has a free one.
     [[nodiscard]] std::optional<kernels::BlockCopy> make_writable();
-    // Adds `count` cells. Returns false, and changes nothing, if the pool has too few blocks. Precondition:
-    // make_writable() has nothing to do.
-    [[nodiscard]] bool append(int32_t count);
+    // Adds `count` cells, with blocks of these shares: growth(count).added. Returns false, and changes nothing, if they
+    // have too few. Precondition: make_writable() has nothing to do.
+    [[nodiscard]] bool append(int32_t count, std::span<const int32_t> shares);
+    [[nodiscard]] bool append(int32_t count) { return append(count, growth(count).added); }
 
     // True if all cells visible to a token in cell `length` are held. Precondition: 0 <= length <= length().
     bool can_truncate(int32_t length) const;
@@ -66,6 +77,7 @@ class BlockTable {
 
   private:
     void drop(int32_t block);
+    bool is_copied(int32_t count) const;
     int32_t sink_blocks() const { return (reach_.sinks + kBlockTokens - 1) / kBlockTokens; }
 
     BlockPool *pool_;

@@ -27,6 +27,11 @@ size_t usable_blocks(std::span<const BlockId> found, const BlockTable &sequence,
     return 0;
 }
 
+// Whether two blocks are in the same share of the pool. Also true if one is missing.
+bool are_beside(const BlockPool &pool, BlockId a, BlockId b) {
+    return a == kNoBlock || b == kNoBlock || pool.share_of(a) == pool.share_of(b);
+}
+
 }  // namespace
 
 Checkpoint SequenceCache::checkpoint(int32_t length) const {
@@ -76,7 +81,8 @@ PagedCache::PagedCache(std::span<const GroupLayout> groups, int32_t slack, Block
     if (states.slots > 0) states_ = std::make_unique<StateStore>(states.slots, states.sequences);
     for (const GroupLayout &group : groups) {
         reaches_.push_back(group.reach);
-        pools_.push_back(std::make_unique<BlockPool>(group.blocks));
+        assert(group.shares == 1 || group.reach.window == 0);
+        pools_.push_back(std::make_unique<BlockPool>(group.blocks, group.shares));
         indices_.emplace_back(*pools_.back());
     }
 }
@@ -129,6 +135,8 @@ int32_t PagedCache::attach(SequenceCache &sequence, std::span<const int32_t> tok
         for (size_t b = 0; b < blocks; ++b) {
             const BlockId held = b < own ? sequence.groups_[g].table()[b] : kNoBlock;
             found[g].push_back(held != kNoBlock ? held : indices_[g].find(keys[b], block_of(tokens, b)));
+            if (b % size_t{kRangeBlocks} > 0 && !are_beside(*pools_[g], found[g][b - 1], found[g][b]))
+                found[g][b] = kNoBlock;
         }
     blocks = usable(sequence, found, blocks);
     StateId state = kNoState;
@@ -158,10 +166,13 @@ int32_t PagedCache::attach(SequenceCache &sequence, std::span<const int32_t> tok
     return static_cast<int32_t>(cells - before);
 }
 
-bool PagedCache::make_free(size_t group, int32_t blocks) {
-    while (pools_[group]->free_blocks() < blocks) {
-        if (!indices_[group].evict()) return false;
-        ++statistics_.evicted_blocks;
+bool PagedCache::make_free(size_t group, const BlockTable::Growth &growth) {
+    for (int32_t share = 0; share < pools_[group]->shares(); ++share) {
+        const auto needed = std::ranges::count(growth.added, share) + (growth.copied == share ? 1 : 0);
+        while (pools_[group]->free_blocks(share) < needed) {
+            if (!indices_[group].evict(share)) return false;
+            ++statistics_.evicted_blocks;
+        }
     }
     return true;
 }
@@ -171,9 +182,10 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
     const int32_t count = static_cast<int32_t>(tokens.size());
     if (count == 0) return true;
     if (states_ && !states_->can_take(1)) return false;
+    std::vector<BlockTable::Growth> growth(groups());
     for (size_t g = 0; g < groups(); ++g) {
         sequence.groups_[g].drop_unseen();
-        const auto enough = [&] { return make_free(g, sequence.groups_[g].blocks_needed(count)); };
+        const auto enough = [&] { return make_free(g, growth[g] = sequence.groups_[g].growth(count)); };
         if (enough()) continue;
         // Without a free block for a copy, the index gives up the kept last block, so that the sequence can
         // write to it.
@@ -186,7 +198,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
             copies[g].push_back(*copy);
             ++statistics_.copied_blocks;
         }
-        [[maybe_unused]] const bool grown = sequence.groups_[g].append(count);
+        [[maybe_unused]] const bool grown = sequence.groups_[g].append(count, growth[g].added);
         assert(grown);
     }
     if (states_) grow_states(sequence, count, guesses, *states);
@@ -245,18 +257,23 @@ void PagedCache::settle_states(SequenceCache &sequence, int32_t length) {
 
 std::optional<SequenceCache> PagedCache::allocate(std::span<const int32_t> tokens, const HeldBlocks &held) {
     assert(held.size() == groups() && tokens.size() % size_t{kBlockTokens} == 0);
-    for (size_t g = 0; g < groups(); ++g)
-        if (!make_free(g, static_cast<int32_t>(std::count(held[g].begin(), held[g].end(), true))))
-            return std::nullopt;
-    if (states_ && !states_->can_take(1)) return std::nullopt;
     SequenceCache sequence = new_sequence();
+    std::vector<BlockTable::Growth> growth(groups());
+    for (size_t g = 0; g < groups(); ++g) {
+        growth[g] = sequence.groups_[g].growth(static_cast<int32_t>(held[g].size()) * kBlockTokens);
+        // (Of a group in several shares, all blocks are held.)
+        growth[g].added.resize(static_cast<size_t>(std::ranges::count(held[g], true)));
+        if (!make_free(g, growth[g])) return std::nullopt;
+    }
+    if (states_ && !states_->can_take(1)) return std::nullopt;
     for (size_t g = 0; g < groups(); ++g)
         if (!holds_what_is_seen(held[g], sequence.groups_[g], reaches_[g])) return std::nullopt;
     if (states_ && !tokens.empty())
         sequence.states_.add({static_cast<int32_t>(tokens.size()), states_->take(false), true});
     for (size_t g = 0; g < groups(); ++g) {
         std::vector<BlockId> table;
-        for (const bool is_held : held[g]) table.push_back(is_held ? pools_[g]->take() : kNoBlock);
+        auto share = growth[g].added.begin();
+        for (const bool is_held : held[g]) table.push_back(is_held ? pools_[g]->take(*share++) : kNoBlock);
         sequence.groups_[g].adopt(table);
         for (const BlockId block : table)
             if (block != kNoBlock) pools_[g]->release(block);  // the sequence holds the blocks that it needs
@@ -284,7 +301,7 @@ void PagedCache::publish_blocks(SequenceCache &sequence, int32_t length) {
             const BlockId known = indices_[g].find(key, text);
             if (known == kNoBlock)
                 indices_[g].insert(key, text, own);
-            else if (known != own)
+            else if (known != own && are_beside(*pools_[g], known, own))
                 sequence.groups_[g].replace(b, known);
         }
     }

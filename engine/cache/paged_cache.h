@@ -22,6 +22,7 @@ namespace runnel::cache {
 struct GroupLayout {
     int32_t blocks;  // in the pool
     Reach reach{};
+    int32_t shares = 1;  // devices that hold the blocks (block_pool.h); above 1 only without a window
 };
 
 // The cells of one sequence: a block table per layer group, and the cells' tokens. Belongs to one
@@ -127,7 +128,7 @@ class PagedCache {
     void publish_blocks(SequenceCache &sequence, int32_t length);
     void settle_states(SequenceCache &sequence, int32_t length);
     void grow_states(SequenceCache &sequence, int32_t count, int32_t guesses, StateStep &step);
-    bool make_free(size_t group, int32_t blocks);
+    bool make_free(size_t group, const BlockTable::Growth &growth);
     void touch(const SequenceCache &sequence);
 
     int32_t slack_;

@@ -49,10 +49,10 @@ void PrefixIndex::remove(Entries::iterator entry) {
     entries_.erase(entry);
 }
 
-bool PrefixIndex::evict() {
+bool PrefixIndex::evict(int32_t share) {
     for (auto entry = entries_.end(); entry != entries_.begin();) {
         --entry;
-        if (pool_->references(entry->block) > 0) continue;
+        if (pool_->references(entry->block) > 0 || pool_->share_of(entry->block) != share) continue;
         remove(entry);
         return true;
     }

@@ -36,8 +36,8 @@ class PrefixIndex {
     void insert(BlockKey key, std::span<const int32_t> tokens, BlockId block);
     // Marks the block as just used, if it is in the index.
     void touch(BlockKey key);
-    // Frees the least recently used idle block. False if there is none.
-    bool evict();
+    // Frees the least recently used idle block of the pool's share. False if there is none.
+    bool evict(int32_t share = 0);
     // Removes the block from the index, so that its only holder may write to it. False if it is not
     // kept, or has other holders.
     bool give_up(BlockId block);

@@ -94,7 +94,8 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
             "--tensor-split divides the layers, but --split none puts them on one GPU: leave one out");
     if (on_several_processes(options) && !options.several_processes)
         throw UsageError(
-            "--split tensor on several processes works with run and perplexity alone (batch has --shard "
+            "--split tensor or context on several processes works with run and perplexity alone (batch has "
+            "--shard "
             "auto)");
     gguf::note_model(options.path);
     return {.model = options.path,
@@ -149,7 +150,7 @@ decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &
         draft.batch = model.batch;
         draft.device = flags.device;
         draft.gpu_layers = flags.gpu_layers;
-        draft.split = model.split == decode::Split::Tensor ? decode::Split::Layer : model.split;
+        draft.split = decode::runs_all_layers(model.split) ? decode::Split::Layer : model.split;
         options.model = engine_options(draft);
     }
     options.self_layers = flags.self_layers;

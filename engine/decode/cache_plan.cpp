@@ -7,6 +7,7 @@
 #include "engine/decode/error.h"
 #include "gguf/base/bytes.h"
 #include "kernels/steps.h"
+#include "kernels/tensor_program.h"
 
 namespace runnel::decode {
 namespace {
@@ -87,7 +88,12 @@ size_t cache_budget(const kernels::MemoryNeed &need, size_t free, const ContextR
 }
 
 CacheShape shape_of(int64_t cells, const ContextRequest &request) {
-    return {cells, request.sequences, request.batch, request.slack, request.types};
+    return {.cells = cells,
+            .sequences = request.sequences,
+            .batch = request.batch,
+            .slack = request.slack,
+            .types = request.types,
+            .ranks = request.ranks};
 }
 
 }  // namespace
@@ -98,11 +104,15 @@ int64_t blocks_for(int64_t cells) {
 
 std::vector<GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape) {
     std::vector<GroupLayout> layouts;
+    const std::vector<int32_t> shares = kernels::divided_groups(program, shape.ranks);
     for (int32_t group = 0; group < groups_of(program); ++group) {
         const Reach reach = reach_of(program, group);
+        const int32_t devices = shares[static_cast<size_t>(group)];
         int64_t blocks = blocks_for(shape.cells);
         if (reach.window > 0) blocks = std::min(blocks, window_blocks(reach, shape));
-        layouts.push_back({static_cast<int32_t>(blocks), reach});
+        if (const int64_t ranges = int64_t{devices} * cache::kRangeBlocks; devices > 1)
+            blocks = (blocks + ranges - 1) / ranges * ranges;
+        layouts.push_back({static_cast<int32_t>(blocks), reach, devices});
     }
     return layouts;
 }
@@ -127,7 +137,10 @@ kernels::CacheConfig cache_config(const kernels::Program &program, const CacheSh
                                 .k = shape.types.k,
                                 .v = shape.types.v,
                                 .context = static_cast<int32_t>(std::min(context, kMostContext))};
-    for (const GroupLayout &layout : group_layouts(program, shape)) config.blocks.push_back(layout.blocks);
+    for (const GroupLayout &layout : group_layouts(program, shape)) {
+        config.blocks.push_back(layout.blocks);
+        config.shares.push_back(layout.shares);
+    }
     config.states = state_slots(program, shape);
     return config;
 }

@@ -24,14 +24,15 @@ struct CacheShape {
     int32_t batch = 512;    // most tokens of a step
     int32_t slack = 256;    // cells kept beyond a window, for roll-backs
     CacheTypes types = {};
-    int32_t kept = 0;  // further sequences that no longer grow but keep their windows
+    int32_t kept = 0;   // further sequences that no longer grow but keep their windows
+    int32_t ranks = 1;  // devices that divide the cells of layers without a window (kernels/tensor_program.h)
 };
 
 // Blocks that hold this many cells.
 int64_t blocks_for(int64_t cells);
 
 // Per group: the reach of its layers (window and sinks) and its blocks: enough for all cells or, with a
-// window, for the sinks, window and slack of every sequence and one step, if that is less.
+// window, for the sinks, window and slack of every sequence and one step, if that is less. Divided: whole ranges on each device.
 std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape);
 
 // Slots for the states of recurrent layers: two per sequence (a step reads one and writes the other), plus
@@ -54,6 +55,7 @@ struct ContextRequest {
     int64_t cache_size = 0;  // bytes; 0: as the device's free memory allows
     int32_t sequences = 1, batch = 512, slack = 256;
     CacheTypes types = {};
+    int32_t ranks = 1;  // CacheShape::ranks
     // Bytes of memory for a program that runs next to the model on the same device, when the model's cache
     // has `shape` and sequences of up to `context` cells. Empty: no such program.
     std::function<size_t(const CacheShape &shape, int64_t context)> beside = {};

@@ -85,6 +85,10 @@ bool is_device_name(const std::string &name) {
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found) {
     const std::optional<int64_t> wanted = request.placement.gpu_layers;
     const bool tensor = request.split == Split::Tensor;
+    if (request.split == Split::Context)
+        fail_choice(
+            "--split context runs on the CPUs of several processes: build with make MPI=1, and start with "
+            "mpirun -n 2 runnel-mpi");
     if (request.device == found.cpu->name() || (wanted && *wanted <= 0)) {
         if (tensor) fail_choice("--split tensor needs several GPUs, but nothing is to run on a GPU");
         return {};

@@ -10,10 +10,16 @@
 namespace runnel::decode {
 
 enum class Split {
-    Layer,   // the layers may run on several GPUs
-    Tensor,  // every layer runs on all GPUs, each of which has some rows of every matrix
-    None,    // one GPU
+    Layer,    // the layers may run on several GPUs
+    Tensor,   // every layer runs on all GPUs, each of which has some rows of every matrix
+    Context,  // the same on several processes, each of which has some cells of every layer without a window
+    None,     // one GPU
 };
+
+// Whether every device runs every layer.
+constexpr bool runs_all_layers(Split split) {
+    return split == Split::Tensor || split == Split::Context;
+}
 
 struct DeviceRequest {
     std::string device = "cpu";  // "auto", "cpu", "cuda", "cuda:N", or several: "cuda:0,cuda:2"
@@ -33,7 +39,7 @@ struct DeviceChoice {
 // takes the GPU with the most free memory: GPUs are opened from the largest on, until one has 90% of the next one's
 // total memory free, and one that cannot report its free memory is skipped if there is another. Split::Tensor takes all
 // that are allowed, and fixes them. No GPU: the CPU, also if no layer is to run on a GPU. Throws kernels::BackendError if a
-// GPU is requested by name and does not exist, and, with Split::Tensor, if there are fewer than two.
+// GPU is requested by name and does not exist, with Split::Tensor if there are fewer than two, and with Split::Context.
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found);
 
 // True for "auto", for the names in kernels/device.h, and for a list of different GPUs, as DeviceRequest::device.

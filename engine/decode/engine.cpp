@@ -103,8 +103,8 @@ void Engine::open_head(const EngineOptions &options) {
     head_file_ = gguf::File::open(options.head);
     if (options.cache.window > 0)
         no_draft_block_ = draft_block_cannot("does not work with --window");
-    else if (options.device.split == Split::Tensor)
-        no_draft_block_ = draft_block_cannot("does not work with --split tensor");
+    else if (runs_all_layers(options.device.split))
+        no_draft_block_ = draft_block_cannot("does not work with --split tensor or context");
     else if (!whole_group(model_.program))
         no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
     if (!no_draft_block_.empty()) return;
@@ -129,10 +129,11 @@ void Engine::start(const EngineOptions &options) {
     cpu_ = kernels::cpu_device(options.threads);
     devices_ = {cpu_};
     DeviceChoice choice;
-    const bool tensor = options.device.split == Split::Tensor;
-    if (const int processes = kernels::started_together(); tensor && processes > 1)
+    const bool tensor = options.device.split == Split::Tensor,
+               all_layers = runs_all_layers(options.device.split);
+    if (const int processes = kernels::started_together(); all_layers && processes > 1)
         return start_processes(options, processes);
-    if (tensor || options.device.device != cpu_->name())  // listing GPUs takes a moment
+    if (all_layers || options.device.device != cpu_->name())  // listing GPUs takes a moment
         choice = choose_device(options.device, kernels::devices(options.threads));
     if (!choice.note.empty()) notes_.push_back(choice.note);
     if (tensor) return start_tensor_split(options, choice);
@@ -208,9 +209,11 @@ void Engine::start_processes(const EngineOptions &options, int processes) {
         throw DecodeError(DecodeError::Kind::BadInput,
                           "several processes run a model on CPUs only: leave out --device");
     draft_blocks_.clear();
-    no_draft_block_ = draft_block_cannot("does not work with --split tensor");
-    TensorPlan plan =
-        plan_processes(model_.program, cpu_, processes, options.device.placement, context_request(options));
+    no_draft_block_ = draft_block_cannot("does not work on several processes");
+    ContextRequest request = context_request(options);
+    const bool by_cells = options.device.split == Split::Context;
+    if (by_cells) request.ranks = processes;
+    TensorPlan plan = plan_processes(model_.program, cpu_, processes, options.device.placement, request);
     kernels::Communicator &group = kernels::process_group();
     if (group.rank() > 0) {
         const auto device = cpu_->backend();
@@ -226,6 +229,7 @@ void Engine::start_processes(const EngineOptions &options, int processes) {
     processes_ = &group;
     placement_ =
         "all layers on " + std::to_string(processes) + " processes, each with some rows of every matrix";
+    if (by_cells) placement_ += " and some cells of the cache";
     start_executor(options, plan.context);
 }
 
@@ -317,13 +321,16 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
     else if (!draft_blocks_.empty())
         backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>(pairs()),
                                      model::state_of(draft_blocks_.front()));
-    executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
-                                           ExecutorOptions{.context = plan.context,
-                                                           .batch = options.batch,
-                                                           .sequences = options.sequences,
-                                                           .cells = plan.cells,
-                                                           .types = options.cache.types,
-                                                           .kept = kept_windows(options, plan)});
+    executor_ = std::make_unique<Executor>(
+        std::move(backend), model_.program,
+        ExecutorOptions{
+            .context = plan.context,
+            .batch = options.batch,
+            .sequences = options.sequences,
+            .cells = plan.cells,
+            .types = options.cache.types,
+            .kept = kept_windows(options, plan),
+            .ranks = processes_ && options.device.split == Split::Context ? processes_->size() : 1});
 }
 
 std::string Engine::placement() const {

@@ -130,7 +130,7 @@ class Engine {
     DeviceList devices_;  // the GPUs in use, if any, and then the CPU
     std::string placement_ = "all layers on the CPU";
     Placement on_gpus_;
-    std::vector<double> tensor_shares_;           // with --split tensor: of the GPUs
+    std::vector<double> tensor_shares_;           // with --split tensor: of the GPUs, or of the processes
     kernels::Communicator *processes_ = nullptr;  // that run the model together; this one leads
     bool divided_ = false;                        // the layers run partly on GPUs and partly on the CPU
     kernels::LoadProgress progress_;

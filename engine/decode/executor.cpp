@@ -23,7 +23,8 @@ ExecutorOptions checked(ExecutorOptions options) {
 }
 
 CacheShape shape_of(const ExecutorOptions &options) {
-    return {options.cells, options.sequences, options.batch, options.slack, options.types, options.kept};
+    return {options.cells, options.sequences, options.batch, options.slack,
+            options.types, options.kept,      options.ranks};
 }
 
 cache::StateLayout state_layout(const kernels::Program &program, const CacheShape &shape) {
@@ -43,8 +44,10 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
       state_bytes_(kernels::state_bytes(program)),
       copies_(cache_.groups()) {
     config_ = {.blocks = {}, .k = options.types.k, .v = options.types.v, .context = options_.context};
-    for (size_t group = 0; group < cache_.groups(); ++group)
+    for (size_t group = 0; group < cache_.groups(); ++group) {
         config_.blocks.push_back(cache_.pool(group).size());
+        config_.shares.push_back(cache_.pool(group).shares());
+    }
     if (cache_.states()) config_.states = cache_.states()->size();
     for (size_t group = 0; group < cache_.groups(); ++group)
         block_bytes_.push_back(kernels::cache_block_bytes(program, static_cast<int32_t>(group),

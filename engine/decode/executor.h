@@ -57,7 +57,8 @@ struct ExecutorOptions {
     int64_t cells = 0;      // in the pool, at least one context; 0: context * sequences
     int32_t slack = 256;    // cells beyond a window (CacheShape in cache_plan.h)
     CacheTypes types = {};
-    int32_t kept = 0;  // CacheShape::kept
+    int32_t kept = 0;   // CacheShape::kept
+    int32_t ranks = 1;  // CacheShape::ranks
 };
 
 // What Executor::restore() reads: each block that `held` names and a later token needs, in two threads, then the state of

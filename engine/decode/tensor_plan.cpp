@@ -83,18 +83,27 @@ TensorPlan plan_processes(const kernels::Program &program, const kernels::Device
         throw DecodeError(DecodeError::Kind::BadInput, "--tensor-split has " + std::to_string(shares.size()) +
                                                            " shares, but there are " + std::to_string(ranks) +
                                                            " processes");
-    const kernels::TensorProgram tensor = kernels::cut_program(program, shares);
+    const std::vector<int32_t> cache_shares = kernels::divided_groups(program, context.ranks);
+    if (context.ranks > 1 && std::ranges::count(cache_shares, context.ranks) == 0)
+        throw DecodeError(
+            DecodeError::Kind::BadInput,
+            "--split context divides the cells of attention without a window, which this model does "
+            "not have: choose --split tensor");
+    const kernels::TensorProgram tensor = kernels::cut_program(program, shares, cache_shares);
     ContextRequest each = context;
     each.cache_size = 0;
     std::vector<CacheBudget> budgets;
-    for (const kernels::Program &own : tensor.programs) {
-        if (context.cache_size > 0)
-            budgets.push_back({static_cast<size_t>(context.cache_size),
-                               [&own](const kernels::CacheConfig &cache, const CacheShape &) {
-                                   return kernels::block_bytes(own, cache);
-                               }});
-        else
-            budgets.push_back(budget_of(*cpu, own, cpu->free_memory(), context));
+    for (size_t r = 0; r < ranks; ++r) {
+        const kernels::Program &own = tensor.programs[r];
+        CacheBudget budget{static_cast<size_t>(context.cache_size),
+                           [&own](const kernels::CacheConfig &cache, const CacheShape &) {
+                               return kernels::block_bytes(own, cache);
+                           }};
+        if (context.cache_size == 0) budget = budget_of(*cpu, own, cpu->free_memory(), context);
+        budget.cost = [r, cost = budget.cost](const kernels::CacheConfig &cache, const CacheShape &shape) {
+            return cost(kernels::share_of(cache, r), shape);
+        };
+        budgets.push_back(std::move(budget));
     }
     const auto plan = plan_context(program, budgets, each);
     if (!plan)

@@ -23,7 +23,8 @@ TensorPlan plan_tensor_split(const kernels::Program &program, const std::vector<
                              const PlacementRequest &request, const ContextRequest &context);
 
 // For so many processes on CPUs like this one. The shares are the request's, or equal. ContextRequest::cache_size is the
-// limit of each process. Throws DecodeError as above.
+// limit of each process; with ContextRequest::ranks they divide the cells of layers without a window, otherwise the K/V heads
+// of all layers. Throws DecodeError as above, and {BadInput} if there are no cells to divide.
 TensorPlan plan_processes(const kernels::Program &program, const kernels::DevicePtr &cpu, int processes,
                           const PlacementRequest &request, const ContextRequest &context);
 

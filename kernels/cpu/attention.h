@@ -37,17 +37,17 @@
 
 namespace runnel::kernels::cpu {
 
-inline constexpr int32_t kRangeCells = 512;
 inline constexpr int32_t kMostTileTokens = 32;  // of tiles with chosen cells
 
 // The K/V pages of one sequence for one layer and one K/V head.
 struct KvPages {
-    std::byte *k, *v;           // the pages of block 0 for this layer and head; v null:
+    std::byte *k, *v;           // the pages of first_block for this layer and head; v null:
                                 // the values are the first head_dim_v dimensions of k
     size_t k_stride, v_stride;  // bytes from a block's page to the next block's
     const BlockId *table;       // cell c is in block table[c / 32]
     int32_t head_dim_k, head_dim_v;
     CacheType k_type = CacheType::F16, v_type = CacheType::F16;
+    BlockId first_block = 0;  // whose pages are at k and v
 };
 
 // Rows of one sequence: `tokens` consecutive tokens x the `heads` query heads of one K/V head. Token t is in cell
@@ -125,6 +125,10 @@ struct AttentionKernels {
 
     // Steps 3-5 over `ranges` = range_count(tile) adjacent partial results.
     void (*join)(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept;
+
+    // Step 3 for one range, which is number `range` of the sequence: joins its partial results to those of the ranges
+    // before it. The result is that of one range: join(tile, joined, 1), without sink cells, completes it.
+    void (*add_range)(const AttentionTile &tile, int32_t range, const float *partial, float *joined) noexcept;
 
     // Writes the scores of all cells of the pages: an fma chain over h ascending, from 0, of weights[h] *
     // max(q_h . k, 0), where q_h . k is a chain as in step 1; without weights, q_h . k itself. Cells after the end of the sequence get any value.

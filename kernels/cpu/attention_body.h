@@ -343,7 +343,7 @@ struct Place {
 };
 
 inline Place place_of(const KvPages &pages, int32_t page, int32_t next) {
-    const auto block = [&](int32_t i) { return static_cast<size_t>(pages.table[i]); };
+    const auto block = [&](int32_t i) { return static_cast<size_t>(pages.table[i] - pages.first_block); };
     const auto v_page = [&](int32_t i) { return pages.v ? pages.v + block(i) * pages.v_stride : nullptr; };
     return {pages.k + block(page) * pages.k_stride, v_page(page), pages.k + block(next) * pages.k_stride,
             v_page(next)};
@@ -571,6 +571,17 @@ void join(const AttentionTile &tile, const float *partials, int32_t ranges) noex
 }
 
 template <typename L>
+void add_range(const AttentionTile &tile, int32_t range, const float *partial, float *joined) noexcept {
+    const int32_t n = tile.pages.head_dim_v, row_size = kPartialHead + n;
+    for (int row = 0; row < tile.tokens * tile.heads; ++row, partial += row_size, joined += row_size) {
+        if (!row_sees(tile, row, range)) continue;
+        const bool first = range == first_visible(tile, tile.first_cell + row / tile.heads) / kRangeCells;
+        join_row<L>(joined, joined + 1, joined + kPartialHead, partial[0], partial[1], partial + kPartialHead,
+                    n, first);
+    }
+}
+
+template <typename L>
 void append_half_k(uint16_t *page, const float *k, int32_t dims) {
     constexpr int W = L::kWidth;
     for (int32_t d = 0; d < dims; d += W) {
@@ -586,7 +597,7 @@ void append(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, 
             const float *v, int64_t v_stride) noexcept {
     const size_t v_bytes = row_bytes(pages.v_type, pages.head_dim_v);
     for (int32_t end = cell + tokens; cell < end; ++cell, k += k_stride, v += v_stride) {
-        const auto block = static_cast<size_t>(pages.table[cell / kBlockTokens]);
+        const auto block = static_cast<size_t>(pages.table[cell / kBlockTokens] - pages.first_block);
         const size_t column = static_cast<size_t>(cell % kBlockTokens);
         if (pages.v) {
             std::byte *row = pages.v + block * pages.v_stride + column * v_bytes;

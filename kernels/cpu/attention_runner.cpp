@@ -112,7 +112,8 @@ void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32
     prepare(q, rotations_);
 }
 
-// Writes the token's cell, and the cells of draft branches that share the token. work: scratch of head_dim_v floats.
+// Writes the token's cell, and the cells of draft branches that share the token, if this device holds them. work: scratch of
+// head_dim_v floats.
 void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const SequenceSpan &sequence,
                                   int32_t kv_head, int32_t token, float *work) noexcept {
     float *k = row(a.k, token) + kv_head * a.head_dim_k;
@@ -125,6 +126,8 @@ void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const 
         v = work;
     }
     const auto append = [&](const SequenceSpan &to, int32_t cell) {
+        const BlockId block = to.tables[group(a)][static_cast<size_t>(cell / kBlockTokens)];
+        if (!s_.cache->holds(layer(a).group, block)) return;
         s_.kernels->append(s_.cache->pages(a, kv_head, to.tables[group(a)].data()), cell, 1, k, width(a.k), v,
                            v ? width(a.v) : 0);
     };
@@ -182,7 +185,7 @@ void AttentionRunner::append_cells(const Attention &a, const Batch &batch, int t
 }
 
 // The outputs are sums of rotated values: rotates them back.
-void AttentionRunner::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
+void AttentionRunner::rotate_back(const Attention &a, const AttentionTile &tile) const noexcept {
     if (!rotates_v(a)) return;
     for (int32_t t = 0; t < tile.tokens; ++t)
         rotate_heads(tile.out + t * tile.out_stride, tile.heads, a.head_dim_v);

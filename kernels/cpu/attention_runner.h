@@ -48,6 +48,11 @@ class AttentionRunner {
     void append(const Attention &step, const Batch &batch, int thread) noexcept;
     void attend(const Attention &step, const Batch &batch, int thread) noexcept;
 
+    // For DividedAttention: the rows of some tokens of a sequence, and the last step of their outputs.
+    AttentionTile tile(const Attention &step, const SequenceSpan &sequence, int32_t kv_head, int32_t first,
+                       int32_t tokens) const noexcept;
+    void rotate_back(const Attention &step, const AttentionTile &tile) const noexcept;
+
   private:
     // Cosines and sines of the tokens' positions, per RopeTable: [max_tokens][pairs].
     struct Rotations {
@@ -63,9 +68,6 @@ class AttentionRunner {
     void append_cells(const Attention &step, const Batch &batch, int thread) noexcept;
     void append_cell(const Attention &step, const Batch &batch, const SequenceSpan &sequence, int32_t kv_head,
                      int32_t token, float *work) noexcept;
-    void rotate_back(const Attention &step, const AttentionTile &tile) noexcept;
-    AttentionTile tile(const Attention &step, const SequenceSpan &sequence, int32_t kv_head, int32_t first,
-                       int32_t tokens) const noexcept;
     void attend_by_ranges(const Attention &step, const SequenceSpan &sequence, int thread) noexcept;
 
     const CacheLayer &layer(const Attention &step) const {

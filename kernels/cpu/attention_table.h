@@ -52,7 +52,7 @@ void index_scores(const IndexTile &tile, float *scratch) noexcept {
 
 template <typename L>
 constexpr AttentionKernels attention_table(const char *name) {
-    return {name, append<L>, attend<L>, attend_range<L>, join<L>, index_scores<L>};
+    return {name, append<L>, attend<L>, attend_range<L>, join<L>, add_range<L>, index_scores<L>};
 }
 
 }  // namespace

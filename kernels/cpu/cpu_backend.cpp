@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "kernels/cpu/attention_runner.h"
+#include "kernels/cpu/divided_attention.h"
 #include "kernels/cpu/experts.h"
 #include "kernels/cpu/indexer_runner.h"
 #include "kernels/cpu/linear.h"
@@ -91,6 +92,7 @@ class CpuBackend final : public Backend {
 
     DeviceInfo info() const override;
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
+    void connect(Communicator &ranks) override { divided_.connect(ranks); }
     bool execute(const Batch &batch, std::span<float> logits) override;
     SlotRows exchange(Slot slot) override { return {row(slot, 0), width(slot)}; }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override;
@@ -128,7 +130,10 @@ class CpuBackend final : public Backend {
         attention_.append(phase.step, *batch_, worker.thread);
     }
     void run(const AttendPhase &phase, Worker &worker) noexcept {
-        attention_.attend(phase.step, *batch_, worker.thread);
+        if (program_.cache_layers[static_cast<size_t>(phase.step.cache)].divided)
+            divided_.attend(attention_, phase.step, *batch_, worker.thread);
+        else
+            attention_.attend(phase.step, *batch_, worker.thread);
     }
     void run(const IndexPhase &phase, Worker &worker) noexcept {
         indexer_.run(phase.step, *batch_, worker.thread);
@@ -187,6 +192,7 @@ class CpuBackend final : public Backend {
     std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
     std::vector<LazyBuffer> packed_head_;  // per thread: one head's slice of all tokens
     AttentionRunner attention_;
+    DividedAttention divided_;
     IndexerRunner indexer_;
     ExpertRunner experts_;
     ScanRunner scans_;
@@ -236,14 +242,15 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     states_ = StateMemory(program_, cache);
     reserve_activations();
     reserve_work_space();
-    attention_ = AttentionRunner({.program = &program_,
-                                  .kernels = isa_.attention,
-                                  .vector = isa_.vector,
-                                  .pool = pool_.get(),
-                                  .cache = &cache_,
-                                  .slots = slots_,
-                                  .scratch = scratch_},
-                                 cache, max_tokens);
+    const AttentionRunner::Surroundings surroundings{.program = &program_,
+                                                     .kernels = isa_.attention,
+                                                     .vector = isa_.vector,
+                                                     .pool = pool_.get(),
+                                                     .cache = &cache_,
+                                                     .slots = slots_,
+                                                     .scratch = scratch_};
+    attention_ = AttentionRunner(surroundings, cache, max_tokens);
+    divided_ = DividedAttention(surroundings);
     indexer_ = IndexerRunner({.program = &program_,
                               .kernels = isa_.attention,
                               .pool = pool_.get(),
@@ -360,12 +367,14 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
         }
     });
     clock_.report(phases_);
+    divided_.check();
     return finished;
 }
 
 void CpuBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
     for (const BlockCopy &copy : copies)
-        std::ranges::copy(cache_.block(group, copy.from), cache_.block(group, copy.to).begin());
+        if (cache_.holds(group, copy.to))
+            std::ranges::copy(cache_.block(group, copy.from), cache_.block(group, copy.to).begin());
 }
 
 // Thread 0 reads the flag and publishes it to the others. Two alternating cells, because thread 0 may write
@@ -373,7 +382,7 @@ void CpuBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
 bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
     std::atomic<bool> &stop = stop_[phase & 1];
     if (thread == 0)
-        stop.store(batch_->cancel && batch_->cancel->load(std::memory_order_relaxed),
+        stop.store((batch_->cancel && batch_->cancel->load(std::memory_order_relaxed)) || divided_.failed(),
                    std::memory_order_relaxed);
     pool_->barrier();
     return stop.load(std::memory_order_relaxed);

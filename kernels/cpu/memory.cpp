@@ -38,7 +38,10 @@ LazyBuffer &LazyBuffer::operator=(LazyBuffer &&other) noexcept {
 }
 
 CacheMemory::CacheMemory(const Program &program, const CacheConfig &config)
-    : v_(config.v), block_bytes_(config.blocks.size()) {
+    : v_(config.v),
+      block_bytes_(config.blocks.size()),
+      blocks_(config.blocks),
+      first_(config.first.empty() ? std::vector<BlockId>(config.blocks.size()) : config.first) {
     for (const CacheLayer &layer : program.cache_layers) {
         size_t &block = block_bytes_[static_cast<size_t>(layer.group)];
         const size_t head_cells = static_cast<size_t>(layer.kv_heads) * kBlockTokens;
@@ -77,7 +80,8 @@ KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId
             .head_dim_k = step.head_dim_k,
             .head_dim_v = step.head_dim_v,
             .k_type = place.k_type,
-            .v_type = v_};
+            .v_type = v_,
+            .first_block = first_[place.group]};
 }
 
 KvPages CacheMemory::pages(const Indexer &step, const BlockId *table) const {
@@ -89,7 +93,9 @@ KvPages CacheMemory::pages(const Indexer &step, const BlockId *table) const {
 
 std::span<std::byte> CacheMemory::block(int32_t group, BlockId block) const {
     const size_t bytes = block_bytes_[static_cast<size_t>(group)];
-    return {memory(static_cast<size_t>(group)) + static_cast<size_t>(block) * bytes, bytes};
+    assert(holds(group, block));
+    const auto index = static_cast<size_t>(block - first_[static_cast<size_t>(group)]);
+    return {memory(static_cast<size_t>(group)) + index * bytes, bytes};
 }
 
 StateMemory::StateMemory(const Program &program, const CacheConfig &config) {

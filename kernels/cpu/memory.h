@@ -54,8 +54,17 @@ class CacheMemory {
     // The pages of an indexer's keys.
     KvPages pages(const Indexer &step, const BlockId *table) const;
 
-    // All bytes of a block.
+    // All bytes of a block. Precondition: this device holds it.
     std::span<std::byte> block(int32_t group, BlockId block) const;
+
+    bool holds(int32_t group, BlockId block) const {
+        const size_t g = static_cast<size_t>(group);
+        return block >= first_[g] && block < first_[g] + blocks_[g];
+    }
+    // The rank that holds a block of a divided group (CacheConfig::shares).
+    int32_t rank_of(int32_t group, BlockId block) const {
+        return block / blocks_[static_cast<size_t>(group)];
+    }
 
   private:
     struct LayerPlace {
@@ -69,6 +78,8 @@ class CacheMemory {
     CacheType v_ = CacheType::F16;
     std::vector<LayerPlace> layers_;
     std::vector<size_t> block_bytes_;  // by group
+    std::vector<int32_t> blocks_;      // by group: how many this device holds,
+    std::vector<BlockId> first_;       // and the first of them
     std::shared_ptr<const PoolMemory> pools_ = std::make_shared<const PoolMemory>();
 };
 

@@ -221,6 +221,7 @@ class Planner {
     void add(const Attention &step) {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
+        expect(!layer.divided, "a cache that several devices divide by cells");
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
                "keys and values that do not match the layer's cache");
         expect(step.attends() == (step.out != kNoSlot) && (step.attends() || step.k != kNoSlot),

@@ -24,20 +24,6 @@ using tests::TinyShape;
 
 namespace {
 
-// While `armed`, every batch fails.
-class FailingBackend final : public ForwardingBackend {
-  public:
-    FailingBackend(std::unique_ptr<Backend> device, const std::atomic<bool> &armed)
-        : ForwardingBackend(std::move(device)), armed_(armed) {}
-    bool execute(const Batch &batch, std::span<float> logits) override {
-        if (armed_) throw BackendError(BackendError::Kind::Failed, "the device is lost");
-        return ForwardingBackend::execute(batch, logits);
-    }
-
-  private:
-    const std::atomic<bool> &armed_;
-};
-
 using Follower = std::function<void(Communicator &)>;
 
 // Runs lead(backend) with a follower on each of the other ranks. Returns what the followers throw; empty: nothing.
@@ -151,7 +137,8 @@ TEST_CASE("group: a follower whose device fails is named, and all end") {
         3, shares,
         [&](Communicator &communicator) {
             std::unique_ptr<Backend> device = cpu::make_cpu_backend(1);
-            if (communicator.rank() == 2) device = std::make_unique<FailingBackend>(std::move(device), armed);
+            if (communicator.rank() == 2)
+                device = std::make_unique<tests::FailingBackend>(std::move(device), armed);
             follow(*device, communicator, tiny.program(), shares);
         },
         [&](Backend &leader) {

@@ -8,6 +8,7 @@
 #include "kernels/tensor_backend.h"
 #include "kernels/tensor_program.h"
 #include "tests/simt/simt.h"
+#include "tests/support/counting_communicator.h"
 #include "tests/support/program_runs.h"
 #include "tests/support/tiny_program.h"
 
@@ -91,45 +92,6 @@ void check_tensor(const Program &program, MakeDevice make, size_t ranks, uint32_
     CHECK(again == kept);
 }
 
-// Counts what all ranks receive.
-class Counting final : public Communicator {
-  public:
-    Counting(std::unique_ptr<Communicator> of, std::atomic<size_t> &bytes)
-        : of_(std::move(of)), bytes_(bytes) {}
-    int rank() const override { return of_->rank(); }
-    int size() const override { return of_->size(); }
-    void all_gather(std::span<const std::byte> mine, std::span<const size_t> sizes,
-                    std::span<std::byte> all) override {
-        of_->all_gather(mine, sizes, all);
-        bytes_ += all.size() - mine.size();
-    }
-    void exchange(std::span<const Send> sends, std::span<const Receive> receives) override {
-        of_->exchange(sends, receives);
-        for (const Receive &receive : receives) bytes_ += receive.bytes.size();
-    }
-    void broadcast(std::span<std::byte> bytes, int root) override { of_->broadcast(bytes, root); }
-    void barrier() override { of_->barrier(); }
-    void abort(const std::string &why) noexcept override { of_->abort(why); }
-
-  private:
-    std::unique_ptr<Communicator> of_;
-    std::atomic<size_t> &bytes_;
-};
-
-// While `armed`, every batch fails.
-class FailingBackend final : public ForwardingBackend {
-  public:
-    FailingBackend(std::unique_ptr<Backend> device, std::atomic<bool> &armed)
-        : ForwardingBackend(std::move(device)), armed_(armed) {}
-    bool execute(const Batch &batch, std::span<float> logits) override {
-        if (armed_ && batch.part == 1) throw BackendError(BackendError::Kind::Failed, "the device is lost");
-        return ForwardingBackend::execute(batch, logits);
-    }
-
-  private:
-    std::atomic<bool> &armed_;
-};
-
 size_t matrix_bytes(const Program &program) {
     size_t bytes = 0;
     for (const Weight &w : program.weights)
@@ -211,11 +173,8 @@ TEST_CASE("tensor split: the ranks receive four values per layer and the logits,
         CAPTURE(ranks);
         std::atomic<size_t> bytes = 0;
         const auto backend =
-            make_tensor_backend(make_ranks(one_cpu, ranks), Shares(ranks, 1), {}, [&](int size) {
-                auto all = communicate_in_process(size);
-                for (auto &one : all) one = std::make_unique<Counting>(std::move(one), bytes);
-                return all;
-            });
+            make_tensor_backend(make_ranks(one_cpu, ranks), Shares(ranks, 1), {},
+                                [&](int size) { return tests::counting_communicators(size, bytes); });
         backend->load(tiny.program(), {{kBlocks}}, kMaxTokens);
         constexpr size_t kTokens = 9;
         bytes = 0;
@@ -268,7 +227,7 @@ TEST_CASE(
     for (const size_t failing : {0, 1, 2}) {
         std::atomic<bool> armed = false;
         Ranks three = make_ranks(one_cpu, 3);
-        three[failing] = std::make_unique<FailingBackend>(std::move(three[failing]), armed);
+        three[failing] = std::make_unique<tests::FailingBackend>(std::move(three[failing]), armed, 1);
         const auto backend = make_tensor_backend(std::move(three), {1, 1, 1}, names(3));
         backend->load(program, {{kBlocks}}, kMaxTokens);
         const std::vector<float> expected = run(*backend, program, tokens, 6);

@@ -70,6 +70,22 @@ inline std::vector<float> run_branch(Backend &backend, const Program &program,
     return logits;
 }
 
+// While `armed`, fails every batch, or every batch of this part of its program.
+class FailingBackend final : public ForwardingBackend {
+  public:
+    FailingBackend(std::unique_ptr<Backend> device, const std::atomic<bool> &armed, int32_t part = -1)
+        : ForwardingBackend(std::move(device)), armed_(armed), part_(part) {}
+    bool execute(const Batch &batch, std::span<float> logits) override {
+        if (armed_ && (part_ < 0 || part_ == batch.part))
+            throw BackendError(BackendError::Kind::Failed, "the device is lost");
+        return ForwardingBackend::execute(batch, logits);
+    }
+
+  private:
+    const std::atomic<bool> &armed_;
+    const int32_t part_;
+};
+
 // While `armed`, cancels every batch that it gets.
 class CancellingBackend final : public ForwardingBackend {
   public:

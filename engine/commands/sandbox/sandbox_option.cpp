@@ -22,7 +22,7 @@ Confine add_sandbox_option(OptionTable &table) {
 }
 
 bool on_several_processes(const ModelOptions &model) {
-    return model.split == decode::Split::Tensor && kernels::started_together() > 1;
+    return decode::runs_all_layers(model.split) && kernels::started_together() > 1;
 }
 
 std::string gpu_wish(const ModelOptions &model, const DraftFlags &draft) {

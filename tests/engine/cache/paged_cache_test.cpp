@@ -156,6 +156,51 @@ TEST_CASE("paged cache: random growth, forks, roll-backs and sharing never lose 
     }
 }
 
+TEST_CASE(
+    "paged cache: on several devices, a range of cells is on one of them, and one text can fill all of "
+    "them") {
+    for (uint32_t seed = 0; seed < 8; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 random(seed);
+        const int32_t shares = 2 + static_cast<int32_t>(seed % 3), blocks = 3 * kRangeBlocks * shares;
+        const std::vector<GroupLayout> layouts = {{blocks, {}, shares}, {60, {100, 0}}};
+        PagedCache cache(layouts, 20, kRoot);
+        Device device(cache, {{}, {100, 0}});
+        std::vector<SequenceCache> sequences;
+        const auto check = [&](const SequenceCache &sequence) {
+            device.check(sequence);
+            const auto table = sequence.table(0);
+            for (size_t b = 1; b < table.size(); ++b)
+                REQUIRE((b % size_t{kRangeBlocks} == 0 ||
+                         cache.pool(0).share_of(table[b]) == cache.pool(0).share_of(table[b - 1])));
+        };
+        for (int step = 0; step < 80; ++step) {
+            const size_t i = sequences.empty() ? 0 : random() % sequences.size();
+            const auto what = random() % 8;
+            if (sequences.empty() || (what == 0 && sequences.size() < 4)) {
+                sequences.push_back(cache.new_sequence());
+                cache.attach(sequences.back(), random_text(random, 1200));
+            } else if (what == 1 && sequences.size() < 4) {
+                sequences.push_back(cache.fork(sequences[i]));
+            } else if (what == 2) {
+                sequences.erase(sequences.begin() + static_cast<std::ptrdiff_t>(i));
+            } else if (what == 3) {
+                const auto length =
+                    static_cast<int32_t>(random() % static_cast<size_t>(sequences[i].length() + 1));
+                if (sequences[i].truncatable(length) == length) sequences[i].truncate(length);
+            } else if (sequences[i].length() < 1000) {
+                static_cast<void>(device.append(sequences[i], random_text(random, random() % 300)));
+            }
+            for (const SequenceCache &sequence : sequences) check(sequence);
+        }
+        sequences.clear();
+        SequenceCache alone = cache.new_sequence();
+        while (alone.length() < blocks * kBlockTokens) REQUIRE(device.append(alone, Tokens(64, 7)));
+        check(alone);
+        CHECK(cache.pool(0).free_blocks() + cache.pool(0).idle_blocks() == 0);
+    }
+}
+
 TEST_CASE("paged cache: forks share all blocks, and a write copies one") {
     PagedCache cache(layouts_of({{}}, 20), 0, kRoot);
     Device device(cache, {{}});

@@ -1,11 +1,14 @@
 // A model on several processes (mpirun runnel-mpi --split tensor): the text of one process, with a part of the cache each.
 #include <doctest/doctest.h>
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "tests/support/data.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/process.h"
+#include "tests/support/temporary.h"
 
 using runnel::testing::execute;
 using runnel::testing::has_mpi;
@@ -42,6 +45,27 @@ TEST_CASE("processes: greedy text of one to four processes is that of one withou
         // (mpirun gives its first process a terminal, where the text ends with a newline.)
         CHECK((job.out == alone.out || job.out == alone.out + "\n"));
         CHECK(job.err == "");
+    }
+}
+
+TEST_CASE(
+    "processes: with --split context, each keeps some cells of a long prompt, and the text is that of one") {
+    if (!has_mpi()) return;
+    const runnel::testing::TemporaryDirectory folder;
+    const std::string prompt = folder / "prompt.txt";
+    const std::vector<std::byte> text = runnel::testing::read_bytes("tests/data/held-out.txt");
+    runnel::testing::write_file(prompt, std::span(text).first(4000));
+    const std::string command = "build/runnel-mpi run " + kModel + " -f " + prompt +
+                                " --raw -n 30 --temp 0 -t 1 -c 1536 --cache-size ";
+    const Job whole = mpirun(1, command + "100M");
+    CHECK(whole.code == 0);
+    CHECK(mpirun(1, command + "2M").code == 4);
+    for (const int ranks : {2, 3}) {  // three ranges of 512 cells
+        CAPTURE(ranks);
+        const Job divided = mpirun(ranks, command + "2M --split context");
+        CHECK(divided.code == 0);
+        CHECK(divided.out == whole.out);
+        CHECK(divided.err == whole.err);
     }
 }
 
