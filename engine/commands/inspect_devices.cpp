@@ -42,6 +42,52 @@ std::string layers_text(const DevicePlan &plan) {
     return text;
 }
 
+using Plans = std::vector<std::optional<measure::SharedPlan>>;  // by format
+Plans plans_for(const kernels::Program &program, const std::vector<PlannedFormat> &formats,
+                DevicePlanRequest request, decode::Split split) {
+    Plans plans;
+    for (const PlannedFormat &one : formats) {
+        request.format = one.type;
+        plans.push_back(measure::plan_shared(program, request, split));
+    }
+    return plans;
+}
+
+std::string cells_text(int64_t cells, int width) {
+    return cells > 0 ? format("%*lld", width, static_cast<long long>(cells)) : format("%*s", width, "-");
+}
+std::string speed_text(const std::optional<double> &speed, int width) {
+    return speed ? format("%*.1f", width, *speed) : format("%*s", width, "-");
+}
+
+// The plans in which every device runs every layer.
+std::string shared_text(const kernels::Program &program, const std::vector<PlannedFormat> &formats,
+                        const DevicePlanRequest &request, bool predicts) {
+    const Plans tensor = plans_for(program, formats, request, decode::Split::Tensor),
+                context = plans_for(program, formats, request, decode::Split::Context);
+    const bool divides = context.front().has_value();
+    const char *const column = predicts ? "  context that fits    tokens/s" : "  context that fits";
+    std::string text = "\nevery layer on all of them, by --split tensor";
+    if (divides) text += " and by --split context";
+    text += "\n\nformat  ";
+    for (int i = 0; i < (divides ? 2 : 1); ++i) text += column;
+    for (size_t i = 0; i < formats.size(); ++i) {
+        text += format("\n%-8s", formats[i].name.c_str());
+        for (const auto &plan : {tensor[i], context[i]}) {
+            if (!plan) continue;
+            text += "  " + cells_text(plan->context, 17);
+            if (predicts) text += "  " + speed_text(plan->predicted, 10);
+        }
+    }
+    return text + '\n';
+}
+
+Json shared_json(const std::optional<measure::SharedPlan> &plan) {
+    if (!plan) return {};
+    return {{"context_that_fits", plan->context},
+            {"predicted_tokens_per_second", plan->predicted ? Json(*plan->predicted) : Json()}};
+}
+
 }  // namespace
 
 std::string devices_text(const kernels::Program &program, const std::vector<PlannedFormat> &formats,
@@ -56,25 +102,28 @@ std::string devices_text(const kernels::Program &program, const std::vector<Plan
     text += "  layers\n";
     for (const PlannedFormat &one : formats) {
         const DevicePlan plan = plan_for(program, one, request);
-        text += format("%-9s ", one.name.c_str());
-        text +=
-            plan.context > 0 ? format("%17lld", static_cast<long long>(plan.context)) : format("%17s", "-");
-        if (predicts) text += plan.predicted ? format("  %18.1f", *plan.predicted) : format("  %18s", "-");
+        text += format("%-9s ", one.name.c_str()) + cells_text(plan.context, 17);
+        if (predicts) text += "  " + speed_text(plan.predicted, 18);
         text += "  " + layers_text(plan);
         if (plan.left > 0) text += format(" (%d do not fit)", plan.left);
         text += '\n';
     }
+    if (request.devices.size() > 1) text += shared_text(program, formats, request, predicts);
     if (!predicts)
         return text +
                "\nThe bandwidth of the devices' memory in GB/s adds a predicted speed:\n"
                "--devices 4x80G@3350\n";
-    return text + format(
-                      "\nThe speed is predicted, not measured: decode of one sequence after %lld\n"
-                      "tokens, one device after the other: 1 / (sum over devices of (weights +\n"
-                      "K and V) / bandwidth + sum over borders of (row / link + latency)), with\n"
-                      "nominal bandwidths and an assumed link, %s: %.1f GB/s, %.0f microseconds.\n",
-                      static_cast<long long>(request.filled), std::string(request.link.name).c_str(),
-                      request.link.bandwidth / 1e9, request.link.latency * 1e6);
+    text += format("\nThe speed is predicted, not measured: decode of one sequence after %lld\n",
+                   static_cast<long long>(request.filled));
+    text +=
+        "tokens. Layers: one device after the other, 1 / (sum over devices of (weights +\n"
+        "K and V) / bandwidth + sum over borders of (row / link + latency)). Otherwise\n"
+        "side by side, 1 / (the slowest device's (weights + K and V) / bandwidth + sum\n"
+        "over what is gathered of (bytes / link + latency)). Nominal bandwidths, and an\n";
+    text +=
+        format("assumed link, %s: %.1f GB/s, %.0f microseconds.\n", std::string(request.link.name).c_str(),
+               request.link.bandwidth / 1e9, request.link.latency * 1e6);
+    return text + "(--split context runs on the CPUs of several processes only.)\n";
 }
 
 Json devices_json(const kernels::Program &program, const std::vector<PlannedFormat> &formats,
@@ -85,11 +134,14 @@ Json devices_json(const kernels::Program &program, const std::vector<PlannedForm
                            {"bandwidth", device.bandwidth > 0 ? Json(device.bandwidth) : Json()}});
     for (const PlannedFormat &one : formats) {
         const DevicePlan plan = plan_for(program, one, request);
-        plans.push_back({{"format", one.name},
-                         {"layers", plan.layers},
-                         {"layers_that_do_not_fit", plan.left},
-                         {"context_that_fits", plan.context},
-                         {"predicted_tokens_per_second", plan.predicted ? Json(*plan.predicted) : Json()}});
+        plans.push_back(
+            {{"format", one.name},
+             {"layers", plan.layers},
+             {"layers_that_do_not_fit", plan.left},
+             {"context_that_fits", plan.context},
+             {"predicted_tokens_per_second", plan.predicted ? Json(*plan.predicted) : Json()},
+             {"tensor", shared_json(plans_for(program, {one}, request, decode::Split::Tensor)[0])},
+             {"context", shared_json(plans_for(program, {one}, request, decode::Split::Context)[0])}});
     }
     return {{"devices", std::move(devices)},
             {"spare_memory", measure::kSpareMemory},

@@ -1,6 +1,7 @@
 #include "engine/measure/device_plan.h"
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <string>
 
@@ -9,6 +10,8 @@
 #include "engine/model/layers.h"
 #include "kernels/device.h"
 #include "kernels/split_program.h"
+#include "kernels/steps.h"
+#include "kernels/tensor_program.h"
 
 namespace runnel::measure {
 namespace {
@@ -45,14 +48,16 @@ class AbsentDevice final : public kernels::Device {
     std::optional<gguf::Type> format_;
 };
 
-// Bytes of the cells of one sequence that a partition's attention reads for a token.
-double cells_read(const Program &partition, int64_t filled, decode::CacheTypes types) {
+// Bytes of the cells of one sequence that a partition's attention reads for a token. ranks: devices that divide the cells of
+// layers without a window.
+double cells_read(const Program &partition, int64_t filled, decode::CacheTypes types, int32_t ranks = 1) {
     double bytes = 0;
     for (const CellGroup &group : cell_groups(partition)) {
-        const int64_t cells =
-            group.window > 0 ? std::min<int64_t>(filled, int64_t{group.window} + group.sinks) : filled;
-        bytes += static_cast<double>(cells) * static_cast<double>(group.layers) *
-                 static_cast<double>(group.bytes(types));
+        const double cells =
+            group.window > 0
+                ? static_cast<double>(std::min<int64_t>(filled, int64_t{group.window} + group.sinks))
+                : static_cast<double>(filled) / ranks;
+        bytes += cells * static_cast<double>(group.layers) * static_cast<double>(group.bytes(types));
     }
     return bytes;
 }
@@ -86,7 +91,81 @@ std::optional<double> predict(const kernels::SplitProgram &split, const DevicePl
     return 1 / seconds;
 }
 
+decode::ContextRequest context_request(const DevicePlanRequest &request) {
+    return {.own = decode::kMostContext,
+            .sequences = request.sequences,
+            .batch = request.batch,
+            .types = request.types};
+}
+
+// Bytes that a rank receives from the others, if all together receive `all`.
+double received(double all, size_t ranks) {
+    return all / static_cast<double>(ranks);
+}
+
+// Seconds of what the ranks exchange for a token after `filled` others.
+double exchange_seconds(const kernels::TensorProgram &tensor, const Link &link, int64_t filled) {
+    const size_t ranks = tensor.programs.size();
+    if (ranks == 1) return 0;
+    const auto others = static_cast<double>(ranks - 1);
+    size_t operations = 1;  // the logits
+    for (const kernels::TensorProgram::Stage &stage : tensor.stages) operations += stage.gathers.size();
+    double bytes = static_cast<double>(kernels::gathered_bytes_per_token(tensor)) +
+                   others *
+                       static_cast<double>(tensor.vocabulary.empty() ? 0 : tensor.vocabulary.back().end) *
+                       sizeof(float);
+    const auto ranges = static_cast<double>(filled / kernels::kRangeCells + 1);
+    const Program &first = tensor.programs.front();
+    kernels::for_each_step<kernels::Attention>(first, [&](const kernels::Attention &a) {
+        if (!a.attends() || !first.cache_layers[static_cast<size_t>(a.cache)].divided) return;
+        ++operations;
+        bytes += others * ranges * static_cast<double>(a.heads) * (a.head_dim_v + 2) * sizeof(float);
+    });
+    return received(bytes, ranks) / link.bandwidth + static_cast<double>(operations) * link.latency;
+}
+
 }  // namespace
+
+std::optional<SharedPlan> plan_shared(const Program &program, const DevicePlanRequest &request,
+                                      decode::Split split) {
+    const auto ranks = static_cast<int32_t>(request.devices.size());
+    decode::ContextRequest longest = context_request(request);
+    if (split == decode::Split::Context) longest.ranks = ranks;
+    const std::vector<int32_t> cache_shares = kernels::divided_groups(program, longest.ranks);
+    if (longest.ranks > 1 && std::ranges::count(cache_shares, ranks) == 0) return std::nullopt;
+    std::vector<double> shares;
+    for (const PlannedDevice &device : request.devices) shares.push_back(device.bandwidth);
+    const bool predicts = std::ranges::all_of(shares, [](double share) { return share > 0; });
+    if (!predicts) std::ranges::fill(shares, 1);
+    const kernels::TensorProgram tensor = kernels::cut_program(program, shares, cache_shares);
+    std::deque<AbsentDevice> devices;
+    for (const PlannedDevice &device : request.devices)
+        devices.emplace_back(devices.size(), static_cast<size_t>(device.memory), request.format);
+    std::vector<decode::CacheBudget> budgets;
+    for (size_t r = 0; r < devices.size(); ++r) {
+        budgets.push_back(
+            decode::budget_of(devices[r], tensor.programs[r], devices[r].free_memory(), longest));
+        budgets.back().cost = [r, cost = budgets.back().cost](const CacheConfig &cache,
+                                                              const decode::CacheShape &shape) {
+            return cost(kernels::share_of(cache, r), shape);
+        };
+    }
+    SharedPlan made;
+    if (const auto fits = decode::plan_context(program, budgets, longest))
+        made.context = std::min<int64_t>(fits->context, fits->cells / request.sequences);
+    if (made.context < request.context) made.context = 0;
+    if (made.context == 0 || !predicts) return made;
+    const int64_t filled = std::min(request.filled, made.context);
+    double slowest = 0;
+    for (size_t r = 0; r < devices.size(); ++r) {
+        const Program &own = tensor.programs[r];
+        const double bytes =
+            weights_read(own, request.format) + cells_read(own, filled, request.types, longest.ranks);
+        slowest = std::max(slowest, bytes / request.devices[r].bandwidth);
+    }
+    made.predicted = 1 / (slowest + exchange_seconds(tensor, request.link, filled));
+    return made;
+}
 
 DevicePlan plan_devices(const Program &program, const DevicePlanRequest &request) {
     constexpr size_t kUnlimited = size_t{1} << 60;
@@ -98,10 +177,7 @@ DevicePlan plan_devices(const Program &program, const DevicePlanRequest &request
     }
     free.push_back(kUnlimited);
     devices.push_back(std::make_shared<AbsentDevice>(devices.size(), kUnlimited, request.format));
-    const decode::ContextRequest longest{.own = decode::kMostContext,
-                                         .sequences = request.sequences,
-                                         .batch = request.batch,
-                                         .types = request.types};
+    const decode::ContextRequest longest = context_request(request);
     decode::ContextRequest wanted = longest;
     wanted.asked = request.context;
     DevicePlan made;

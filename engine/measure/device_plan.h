@@ -1,5 +1,5 @@
-// Plans a model on devices that need not exist: which layers each runs (--split layer), which context fits, and a
-// predicted speed.
+// Plans a model on devices that need not exist: which layers each runs (--split layer), or with which part of every layer
+// (--split tensor and --split context), which context fits, and a predicted speed.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/decode/cache_plan.h"
+#include "engine/decode/device.h"
 #include "gguf/block.h"
 #include "kernels/program.h"
 
@@ -55,5 +56,19 @@ struct DevicePlan {
 };
 
 DevicePlan plan_devices(const kernels::Program &program, const DevicePlanRequest &request);
+
+// With every layer on all devices (kernels/tensor_program.h), rows in proportion to the bandwidths, or equal if one is unknown.
+struct SharedPlan {
+    int64_t context =
+        0;  // the most cells of each sequence that fit; 0: the weights do not, or the context that has to
+    // As DevicePlan::predicted: 1 / (the largest (W_i + P kv_i) / bandwidth_i + sum over gathers of (b / B + latency)), where
+    // b are the bytes that a device receives. Divided attention is one more gather per layer (cpu/divided_attention.h), with
+    // P kv in equal parts; with several devices, the logits are one, too.
+    std::optional<double> predicted;
+};
+
+// split: Tensor or Context. nullopt: there are no cells to divide.
+std::optional<SharedPlan> plan_shared(const kernels::Program &program, const DevicePlanRequest &request,
+                                      decode::Split split);
 
 }  // namespace runnel::measure

@@ -73,16 +73,24 @@ void check(const BareShape &shape) {
     if (shape.window_layers > 0 && shape.window == 0) refuse("window-layers needs window=N");
 }
 
-// Emits the model's steps for counting only; their slots are arbitrary.
+// Emits the model's steps for counting only: without norms, and a latent layer's products are not connected with its attention.
 class ShapeProgram {
   public:
     explicit ShapeProgram(const BareShape &shape) : shape_(shape) {
         const int64_t head = shape.head_dim > 0 ? shape.head_dim : shape.width / shape.heads;
         const int64_t kv_heads = shape.kv_heads > 0 ? shape.kv_heads : shape.heads;
-        program_.slots = {{"x", shape.width}};
+        x_ = slot("x", shape.width);
+        q_ = slot("q", shape.heads * head), attended_ = slot("attended", shape.heads * head);
+        k_ = slot("k", kv_heads * head), v_ = slot("v", kv_heads * head);
+        gate_ = slot("gate", shape.ff), up_ = slot("up", shape.ff);
+        if (shape.latent > 0) {
+            latent_ = slot("latent", shape.latent), both_ = slot("kv", 2 * shape.heads * head);
+            latent_q_ = slot("latent q", shape.heads * shape.latent);
+            latent_out_ = slot("latent attended", shape.heads * shape.latent);
+        }
         program_.vocab = shape.vocab;
         const WeightId table = weight("token_embd.weight", shape.vocab, shape.width);
-        program_.steps.push_back(kernels::Embed{.table = table, .out = 0});
+        program_.steps.push_back(kernels::Embed{.table = table, .out = x_});
         for (int64_t layer = 0; layer < shape.layers; ++layer) {
             const size_t first = program_.steps.size();
             add_layer(layer, head, kv_heads);
@@ -90,32 +98,35 @@ class ShapeProgram {
                 std::visit([&](auto &step) { step.layer = static_cast<int32_t>(layer); }, program_.steps[i]);
         }
         const WeightId output = shape.tied ? table : weight("output.weight", shape.vocab, shape.width);
-        program_.steps.push_back(kernels::Logits{.in = 0, .weight = output});
+        program_.steps.push_back(kernels::Logits{.in = x_, .weight = output});
     }
     Program take() { return std::move(program_); }
 
   private:
+    Slot slot(const char *name, int64_t width) {
+        program_.slots.push_back({name, width});
+        return static_cast<Slot>(program_.slots.size() - 1);
+    }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
     WeightId weight(const std::string &name, int64_t rows, int64_t cols) {
         program_.weights.push_back({name, gguf::Type::F16, rows, cols, nullptr});
         return static_cast<WeightId>(program_.weights.size() - 1);
     }
-    void linear(const std::string &name, int64_t rows, int64_t cols) {
+    void linear(const std::string &name, Slot in, Slot out, Slot add = kernels::kNoSlot) {
         program_.steps.push_back(
-            kernels::Linear{0, {{weight(name, rows, cols), kernels::kNoWeight, 0, kernels::kNoSlot}}});
+            kernels::Linear{in, {{weight(name, width(out), width(in)), kernels::kNoWeight, out, add}}});
     }
     void add_layer(int64_t layer, int64_t head, int64_t kv_heads) {
         const std::string name = "blk." + std::to_string(layer) + ".";
-        const int64_t width = shape_.width;
         const bool latent = shape_.latent > 0;
-        linear(name + "attn_q.weight", shape_.heads * head, width);
+        linear(name + "attn_q.weight", x_, q_);
         if (latent) {
-            linear(name + "attn_kv_a.weight", shape_.latent, width);
-            linear(name + "attn_kv_b.weight", 2 * shape_.heads * head, shape_.latent);
+            linear(name + "attn_kv_a.weight", x_, latent_);
+            linear(name + "attn_kv_b.weight", latent_, both_);
         } else {
-            linear(name + "attn_k.weight", kv_heads * head, width);
-            linear(name + "attn_v.weight", kv_heads * head, width);
+            linear(name + "attn_k.weight", x_, k_);
+            linear(name + "attn_v.weight", x_, v_);
         }
-        linear(name + "attn_output.weight", width, shape_.heads * head);
         const int64_t windowed = shape_.window_layers > 0 ? shape_.window_layers : shape_.layers;
         const bool window = shape_.window > 0 && layer < windowed;
         const bool groups = shape_.window > 0 && windowed < shape_.layers;
@@ -124,10 +135,10 @@ class ShapeProgram {
         program_.cache_layers.push_back(
             {latent ? 1 : static_cast<int32_t>(kv_heads), dim, latent ? 0 : dim, groups && window ? 1 : 0});
         program_.steps.push_back(
-            kernels::Attention{.q = 0,
-                               .k = 0,
-                               .v = latent ? kernels::kNoSlot : 0,
-                               .out = 0,
+            kernels::Attention{.q = latent ? latent_q_ : q_,
+                               .k = latent ? latent_ : k_,
+                               .v = latent ? kernels::kNoSlot : v_,
+                               .out = latent ? latent_out_ : attended_,
                                .cache = cache,
                                .heads = static_cast<int32_t>(shape_.heads),
                                .kv_heads = latent ? 1 : static_cast<int32_t>(kv_heads),
@@ -135,13 +146,17 @@ class ShapeProgram {
                                .head_dim_v = dim,
                                .scale = 1,
                                .window = window ? static_cast<int32_t>(shape_.window) : 0});
-        linear(name + "ffn_gate.weight", shape_.ff, width);
-        linear(name + "ffn_up.weight", shape_.ff, width);
-        linear(name + "ffn_down.weight", width, shape_.ff);
+        linear(name + "attn_output.weight", attended_, x_, x_);
+        linear(name + "ffn_gate.weight", x_, gate_);
+        linear(name + "ffn_up.weight", x_, up_);
+        program_.steps.push_back(kernels::Activation{.gate = gate_, .up = up_, .out = gate_});
+        linear(name + "ffn_down.weight", gate_, x_, x_);
     }
 
     const BareShape &shape_;
     Program program_;
+    Slot x_{}, q_{}, k_{}, v_{}, attended_{}, gate_{}, up_{};
+    Slot latent_{}, both_{}, latent_q_{}, latent_out_{};
 };
 
 // Calls f(weight) once for every weight that a step uses.

@@ -95,6 +95,49 @@ TEST_CASE("device plan: the predicted speed is that of the formula") {
     CHECK(!plan_devices(program, {.devices = uneven, .format = Type::Q4_K, .context = 16384}).predicted);
 }
 
+TEST_CASE("device plan: every layer on all devices, compared with the formulas written out") {
+    const kernels::Program program = program_of(parse_shape(kSeventyBillion));
+    const double weights = weight_bytes(program, Type::Q4_K), row = 8192.0 * 144 / 256, table = 128256 * row,
+                 bandwidth = 3.35e12;
+    const auto cell = static_cast<double>(cell_bytes(program, {}));
+    for (const int32_t ranks : {1, 2, 4, 8})
+        for (const decode::Split split : {decode::Split::Tensor, decode::Split::Context})
+            for (const Link &link : kLinks) {
+                const bool by_cells = split == decode::Split::Context;
+                CAPTURE(ranks);
+                CAPTURE(by_cells);
+                CAPTURE(link.name);
+                const std::vector<PlannedDevice> on(static_cast<size_t>(ranks),
+                                                    {int64_t{80} << 30, bandwidth});
+                const auto plan = plan_shared(
+                    program, {.devices = on, .link = link, .format = Type::Q4_K, .filled = 10000}, split);
+                REQUIRE(plan);
+                // Only the embedding is whole on every device.
+                const double own = (weights - table) / ranks + table;
+                CHECK(static_cast<double>(plan->context) ==
+                      doctest::Approx(ranks * (79 * kGiB - own) / cell).epsilon(0.01));
+                // Gathered: a layer's queries, keys and values or its output; the residual twice, the hidden values; once the
+                // embedding and the logits. Divided attention: the sums of 20 ranges of cells.
+                const double values = by_cells ? 8192 + 2 * 1024 : 8192, ranges = 20;
+                double bytes = 80 * (values + 2 * 8192 + 28672) + 8192 + 128256, operations = 80 * 4 + 2;
+                if (by_cells) bytes += 80 * ranges * 64 * (128 + 2), operations += 80 * 3;
+                const double others = static_cast<double>(ranks - 1) / ranks;
+                const double read = (weights - table) / ranks + row + 10000 * cell / ranks;
+                const double seconds =
+                    read / bandwidth +
+                    (ranks > 1 ? 4 * others * bytes / link.bandwidth + operations * link.latency : 0);
+                CHECK(plan->predicted.value() == doctest::Approx(1 / seconds).epsilon(1e-3));
+            }
+    // The bandwidth of one device is unknown; the weights do not fit; there is nothing to divide.
+    CHECK(!plan_shared(program, {.devices = devices({80, 80}), .format = Type::Q4_K}, decode::Split::Tensor)
+               ->predicted);
+    CHECK(plan_shared(program, {.devices = devices({16, 16}, 1e12), .format = Type::Q4_K},
+                      decode::Split::Tensor)
+              ->context == 0);
+    CHECK(!plan_shared(program_of(parse_shape("layers=8,width=512,heads=8,ff=1376,vocab=8192,window=512")),
+                       {.devices = devices({8, 8}, 1e12)}, decode::Split::Context));
+}
+
 TEST_CASE("device plan: windows bound what is read") {
     const auto speed = [](const char *shape, int64_t filled) {
         const DevicePlan plan =
