@@ -119,9 +119,9 @@ std::string devices_text(const kernels::Program &program, const std::vector<Plan
         "tokens. Layers: one device after the other, 1 / (sum over devices of (weights +\n"
         "K and V) / bandwidth + sum over borders of (row / link + latency)). Otherwise\n"
         "side by side, 1 / (the slowest device's (weights + K and V) / bandwidth + sum\n"
-        "over what is gathered of (bytes / link + latency)). Nominal bandwidths, and an\n";
+        "over what is gathered of (bytes / link + latency)). Nominal bandwidths, and\n";
     text +=
-        format("assumed link, %s: %.1f GB/s, %.0f microseconds.\n", std::string(request.link.name).c_str(),
+        format("an assumed link, %s: %.1f GB/s, %.0f microseconds.\n", std::string(request.link.name).c_str(),
                request.link.bandwidth / 1e9, request.link.latency * 1e6);
     return text + "(--split context runs on the CPUs of several processes only.)\n";
 }
