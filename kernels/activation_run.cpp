@@ -61,17 +61,18 @@ class ActivationRun::HiddenOfExperts {
     WeightId slice(WeightId id, size_t expert, int64_t first, int64_t rows) {
         if (id == kNoWeight) return kNoWeight;
         Weight w = weight(id);
-        w.data += w.matrix_bytes() * expert + gguf::row_bytes(w.type, w.cols) * static_cast<size_t>(first);
+        w.data = w.matrix(static_cast<int64_t>(expert)) +
+                 gguf::row_bytes(w.type, w.cols) * static_cast<size_t>(first);
         w.rows = rows, w.count = 1;
         return push(w);
     }
-    // Values [first, first + count) of one expert's bias, which has `all` values, divided by the factor of the
-    // expert's matrix, by which Linear multiplies the bias as well.
-    WeightId bias_slice(WeightId id, size_t expert, int64_t all, int64_t first, int64_t count, float factor) {
+    // Values [first, first + count) of one expert's bias, divided by the factor of the expert's matrix, by which
+    // Linear multiplies the bias as well.
+    WeightId bias_slice(WeightId id, size_t expert, int64_t first, int64_t count, float factor) {
         if (id == kNoWeight) return kNoWeight;
         Weight w = weight(id);
-        w.data += static_cast<size_t>(static_cast<int64_t>(expert) * all + first) * sizeof(float);
-        w.rows = 1, w.cols = count, w.count = 1;
+        w.data = w.matrix(static_cast<int64_t>(expert)) + static_cast<size_t>(first) * sizeof(float);
+        w.cols = count, w.count = 1;
         if (factor != 1) {
             const auto *from = reinterpret_cast<const float *>(w.data);
             std::vector<float> values(from, from + count);
@@ -88,8 +89,8 @@ class ActivationRun::HiddenOfExperts {
     }
 
     void add(const Experts &step, size_t index) {
-        const int64_t hidden = weight(step.down).cols, gate_rows = weight(step.gate).rows;
-        const bool merged = step.up == kNoWeight && gate_rows == 2 * hidden;
+        const int64_t hidden = weight(step.down).cols;
+        const bool merged = has_merged_gate(program_, step);
         const bool gated = merged || step.up != kNoWeight;
         // Steps of one shape share their slots.
         const auto [found, is_new] =
@@ -104,16 +105,16 @@ class ActivationRun::HiddenOfExperts {
                         of_up = up_scales.empty() ? 1 : up_scales[e];
             Linear linear{in, {}};
             linear.parts.push_back({slice(step.gate, e, 0, hidden),
-                                    bias_slice(step.gate_bias, e, gate_rows, 0, hidden, of_gate), first,
-                                    kNoSlot, of_gate});
+                                    bias_slice(step.gate_bias, e, 0, hidden, of_gate), first, kNoSlot,
+                                    of_gate});
             if (merged)
                 linear.parts.push_back({slice(step.gate, e, hidden, hidden),
-                                        bias_slice(step.gate_bias, e, gate_rows, hidden, hidden, of_gate),
-                                        second, kNoSlot, of_gate});
+                                        bias_slice(step.gate_bias, e, hidden, hidden, of_gate), second,
+                                        kNoSlot, of_gate});
             else if (gated)
                 linear.parts.push_back({slice(step.up, e, 0, hidden),
-                                        bias_slice(step.up_bias, e, hidden, 0, hidden, of_up), second,
-                                        kNoSlot, of_up});
+                                        bias_slice(step.up_bias, e, 0, hidden, of_up), second, kNoSlot,
+                                        of_up});
             experts_.steps.push_back(linear);
             experts_.steps.push_back(
                 Activation{first, gated ? second : kNoSlot, first, step.act, step.parameters});

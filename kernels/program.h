@@ -34,7 +34,11 @@ struct Weight {
     gguf::Type type;
     int64_t rows, cols;
     const std::byte *data;
-    int64_t count = 1;  // matrices of this shape, stored one after the other: one per expert or head
+    int64_t count = 1;  // matrices of this shape, one per expert or head
+    size_t stride = 0;  // bytes from one matrix to the next; 0: they are adjacent
+    const std::byte *matrix(int64_t index) const {
+        return data + (stride > 0 ? stride : matrix_bytes()) * static_cast<size_t>(index);
+    }
     size_t matrix_bytes() const { return gguf::row_bytes(type, cols) * static_cast<size_t>(rows); }
     size_t bytes() const { return matrix_bytes() * static_cast<size_t>(count); }
 };
@@ -409,17 +413,23 @@ struct Routing {
 //   out[t] = add[t] + sum of w_e * (Wdown_e h_e + bdown_e)  over the chosen experts e in ascending order,
 //   h_e = act(sgate_e Wgate_e x + bgate_e) * (sup_e Wup_e x + bup_e),  x = in[t].
 // With weights_on_input, Wgate_e x and Wup_e x are multiplied by w_e s_e instead, and Wdown_e h_e by 1 (Llama 4).
-// Biases are F32: one row per expert.
+// Biases are F32: for each expert, a matrix of one row.
+//
+// Devices that each have some rows of the matrices (tensor_program.h) run the step as two, with the same logits:
+//   without `down`, out[t] = h_e of the chosen experts in ascending order, [used][width]; there is no `add`;
+//   without `gate` and `up`, in[t] is that, all rows of it.
+// The slot of h has a multiple of kHiddenUnit floats, so that all h_e of a batch have the same distance.
 struct Experts {
+    static constexpr int64_t kHiddenUnit = 64;  // devices may pad the rows of a slot to multiples of this
     Slot in;
     Slot logits;  // [t][experts], from the router
     Slot out;
     Slot add = kNoSlot;  // may be `out`
     Routing routing;
     WeightId gate;            // count = experts; [width][cols], or [2 * width][cols]: gate, then up
-    WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds both
+    WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds both, or there is no `up`
     WeightId down;            // [rows][width]
-    WeightId gate_bias = kNoWeight, up_bias = kNoWeight, down_bias = kNoWeight;  // [experts][rows of each]
+    WeightId gate_bias = kNoWeight, up_bias = kNoWeight, down_bias = kNoWeight;  // count = experts
     // F32, [1][experts]; none: ones. Without `up`, gate_scales holds the factors of all rows of `gate`.
     WeightId gate_scales = kNoWeight, up_scales = kNoWeight;
     Activation::Kind act = Activation::Kind::Silu;
@@ -427,10 +437,12 @@ struct Experts {
     bool weights_on_input = false;
     int32_t layer = -1;
 
+    WeightId stack() const { return down != kNoWeight ? down : gate; }  // one that is there
+
     static constexpr bool kMixesTokens = false;
     void describe(auto &tell) const {
         tell.reads(in), tell.reads(logits), tell.reads(add), tell.writes(out);
-        const Use some{routing.used, down};
+        const Use some{routing.used, stack()};
         tell.matrix(gate, some), tell.matrix(up, some), tell.matrix(down, some);
         tell.vector(gate_bias, some), tell.vector(up_bias, some), tell.vector(down_bias, some);
         tell.vector(gate_scales, some), tell.vector(up_scales, some);

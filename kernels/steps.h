@@ -147,6 +147,22 @@ inline bool selects_experts(const Step &step) {
     return found;
 }
 
+// --- experts ---------------------------------------------------------------------------------------------
+
+inline int64_t expert_count(const Program &program, const Experts &step) {
+    return program.weights[static_cast<size_t>(step.stack())].count;
+}
+// The number of values of h, of one expert.
+inline int64_t expert_width(const Program &program, const Experts &step) {
+    if (step.down != kNoWeight) return program.weights[static_cast<size_t>(step.down)].cols;
+    return program.slots[static_cast<size_t>(step.out)].width / step.routing.used;
+}
+// Whether `gate` holds the rows of gate and of up.
+inline bool has_merged_gate(const Program &program, const Experts &step) {
+    return step.gate != kNoWeight && step.up == kNoWeight &&
+           program.weights[static_cast<size_t>(step.gate)].rows == 2 * expert_width(program, step);
+}
+
 // --- steps of one kind -----------------------------------------------------------------------------------
 
 // Calls f(step) for all steps of one kind, for code that computes only that kind.

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/expert_halves.h"
 #include "kernels/head_slots.h"
 #include "kernels/partition.h"
 #include "kernels/steps.h"
@@ -16,14 +17,14 @@ namespace {
 
 constexpr int64_t kUnitRows = 16;  // the height of a weight tile
 
-// Of one rank: weights that are ranges of others.
+// Of one rank: weights that are ranges of others, or of each of several matrices.
 class Slices {
   public:
     explicit Slices(std::vector<Weight> &weights) : weights_(weights) {}
 
     WeightId rows(WeightId id, Range range) { return slice(id, range, Kind::Rows); }
     WeightId matrices(WeightId id, Range range) { return slice(id, range, Kind::Matrices); }
-    // Values of an F32 vector.
+    // Values of F32 vectors.
     WeightId values(WeightId id, Range range) { return slice(id, range, Kind::Values); }
 
   private:
@@ -36,12 +37,12 @@ class Slices {
         if (!is_new) return known->second;
         Weight part = weights_[static_cast<size_t>(id)];
         size_t offset = 0;
+        if (kind != Kind::Matrices && part.count > 1 && part.stride == 0) part.stride = part.matrix_bytes();
         if (kind == Kind::Rows) {
-            assert(part.count == 1);
             offset = gguf::row_bytes(part.type, part.cols) * static_cast<size_t>(range.begin);
             part.rows = range.size();
         } else if (kind == Kind::Matrices) {
-            offset = part.matrix_bytes() * static_cast<size_t>(range.begin);
+            offset = static_cast<size_t>(part.matrix(range.begin) - part.data);
             part.count = range.size();
         } else {
             assert(part.type == gguf::Type::F32 && part.rows == 1);
@@ -66,6 +67,7 @@ class Cutter {
           ranks_(shares.size()),
           heads_(head_slots(program, shares, cache_shares)),
           always_whole_(program.slots.size()),
+          slices_of_(program.slots.size(), 1),
           states_(program.slots.size()),
           pending_(ranks_) {
         out_.programs.assign(ranks_, program);
@@ -74,8 +76,10 @@ class Cutter {
             rank.parts.clear();
             slices_.emplace_back(rank.weights);
         }
-        for_each_step<Experts>(
-            program, [&](const Experts &s) { always_whole_[static_cast<size_t>(s.logits)] = true; });
+        for_each_step<Experts>(program, [&](const Experts &s) {
+            always_whole_[static_cast<size_t>(s.logits)] = true;
+            if (s.down == kNoWeight) slices_of_[static_cast<size_t>(s.out)] = s.routing.used;
+        });
         cut_cache_layers();
     }
 
@@ -186,7 +190,8 @@ class Cutter {
         if (slot == kNoSlot || state(slot).whole) return;
         State &s = state(slot);
         if (s.stage == stage()) begin_stage();
-        Gather all{narrow(slot, *s.cut), slot, without_copies(*s.cut), {}};
+        Gather all{
+            narrow(slot, *s.cut), slot, without_copies(*s.cut), {}, slices_of_[static_cast<size_t>(slot)]};
         for (size_t r = 0; r < ranks_; ++r) {
             const Range piece = all.pieces[r];
             all.first.push_back(all.from == slot ? piece.begin : piece.begin - (*s.cut)[r].begin);
@@ -403,6 +408,59 @@ class Cutter {
         wrote_cut(step.out, cut);
     }
 
+    void add(const Experts &step) {
+        if (step.down == kNoWeight)
+            add_hidden(step);
+        else if (step.gate == kNoWeight)
+            add_output(step);
+        else
+            add_whole(step);
+    }
+    // h of the chosen experts, each expert cut alike.
+    void add_hidden(const Experts &step) {
+        need_whole(step.in);
+        need_whole(step.logits);
+        const int64_t all = expert_width(program_, step);
+        const Cut rows = cut_rows(all, hidden_rows_unit(step), shares_);
+        const Cut cut = scaled(rows, step.routing.used);
+        Experts own = step;
+        own.out = narrow(step.out, cut);
+        for (size_t r = 0; r < ranks_; ++r) {
+            const Range &range = rows[r];
+            if (range.size() == 0) continue;
+            own.gate = slices_[r].rows(step.gate, range);
+            own.gate_bias = slices_[r].values(step.gate_bias, range);
+            if (has_merged_gate(program_, step)) {
+                const Range of_up{range.begin + all, range.end + all};
+                own.up = slices_[r].rows(step.gate, of_up);
+                own.up_bias = slices_[r].values(step.gate_bias, of_up);
+                own.up_scales = step.gate_scales;
+            } else {
+                own.up = slices_[r].rows(step.up, range);
+                own.up_bias = slices_[r].values(step.up_bias, range);
+            }
+            emit(r, own);
+        }
+        wrote_cut(step.out, cut);
+    }
+    // The sum over the chosen experts.
+    void add_output(const Experts &step) {
+        const std::optional<Cut> cut = cut_of(step.out);
+        if (!cut) return add_whole(step);
+        need_whole(step.in);
+        need_whole(step.logits);
+        Experts own = step;
+        own.add = need_cut(step.add, *cut);
+        own.out = narrow(step.out, *cut);
+        for (size_t r = 0; r < ranks_; ++r) {
+            if ((*cut)[r].size() == 0) continue;
+            own.down = slices_[r].rows(step.down, (*cut)[r]);
+            own.down_bias = slices_[r].values(step.down_bias, (*cut)[r]);
+            emit(r, own);
+        }
+        wrote_cut(step.out, *cut);
+    }
+
     void add(const Attention &step) {
         if (is_divided(program_, static_cast<size_t>(step.cache), cache_shares_)) return add_whole(step);
         const HeadCut cut = cut_heads(step.heads, step.kv_heads, shares_);
@@ -481,6 +539,7 @@ class Cutter {
     const size_t ranks_;
     const std::vector<std::optional<HeadSlot>> heads_;
     std::vector<bool> always_whole_;  // by slot
+    std::vector<int32_t> slices_of_;  // by slot: Gather::slices
     std::vector<State> states_;       // by slot
     std::vector<Slots> pending_;      // by rank: slots gathered since its last part
     std::map<std::pair<Slot, Cut>, Slot> narrow_;
@@ -512,7 +571,8 @@ std::vector<int32_t> divided_groups(const Program &program, int32_t ranks) {
 
 TensorProgram cut_program(const Program &program, std::span<const double> shares,
                           std::span<const int32_t> cache_shares) {
-    return Cutter(program, shares, cache_shares).cut();
+    return shares.size() > 1 ? Cutter(with_expert_halves(program), shares, cache_shares).cut()
+                             : Cutter(program, shares, cache_shares).cut();
 }
 
 size_t gathered_bytes_per_token(const TensorProgram &tensor) {

@@ -9,9 +9,12 @@
 //                    what it needs with the others (Backend::connect)
 //   HeadLinear, Copy and Norm of heads: by heads, where their slots are cut like that
 //   Activation       as its inputs are
+//   Experts          every expert's matrices by rows: first gate and up, then, from the gathered h, down (expert_halves.h);
+//                    the router and the choice of experts are on every rank
 //   Embed            rank 0 looks the rows up
-// The other steps (norms of whole rows, Rotate, Mix, Lerp, experts, recurrent steps) run on every rank with all of their weights and states.
-// A row of a matrix is never cut, so a slice of a weight is a range of its bytes, whatever its format.
+// The other steps (norms of whole rows, Rotate, Mix, Lerp, recurrent steps) run on every rank with all of their weights and states.
+// A row of a matrix is never cut, so a slice of a weight is a range of its bytes, whatever its format, or, of several
+// matrices, one such range in each of them (Weight::stride).
 //
 // Ranks run in stages. Before a stage, slots are gathered; a cut slot has a narrow slot of its own on each rank, next to
 // the whole one. (Gathers are between parts, not steps: any Backend can then be a rank.)
@@ -33,6 +36,9 @@ struct Gather {
     Cut pieces;     // by rank: the values of `to` that it sends; disjoint
     // By rank: the index in `from` of the first value that it sends.
     std::vector<int64_t> first;
+    // The slots consist of so many equal slices: a piece [begin, end) is [begin / slices, end / slices) of each. (Of h of
+    // the chosen experts, a rank has some rows of each expert.)
+    int32_t slices = 1;
 };
 
 struct TensorProgram {

@@ -134,11 +134,13 @@ bool TensorRank::gather(const Gather &gather, size_t tokens, bool cancelled) {
     on_device([&] {
         piece_.resize(sizes[rank_]);
         pieces_.resize(std::accumulate(sizes.begin(), sizes.end(), size_t{0}));
-        const int64_t own = gather.pieces[rank_].size();
-        if (own > 0) {
-            const SlotRows from = device_.exchange(gather.from);
-            copy_rows(from.data + gather.first[rank_], from.stride, reinterpret_cast<float *>(piece_.data()),
-                      own, own, tokens);
+        const int64_t own = gather.pieces[rank_].size(), slice = own / gather.slices;
+        if (own == 0) return;
+        const SlotRows from = device_.exchange(gather.from);
+        for (int64_t i = 0; i < gather.slices; ++i) {
+            const int64_t at = (i * width(gather.from) + gather.first[rank_]) / gather.slices;
+            copy_rows(from.data + at, from.stride, reinterpret_cast<float *>(piece_.data()) + i * slice, own,
+                      slice, tokens);
         }
     });
     const CancelWord mine = cancelled;
@@ -153,8 +155,12 @@ bool TensorRank::gather(const Gather &gather, size_t tokens, bool cancelled) {
         const std::byte *from = pieces_.data();
         for (size_t r = 0; r < sizes.size(); from += sizes[r++]) {
             const Range piece = gather.pieces[r];
-            copy_rows(reinterpret_cast<const float *>(from), piece.size(), to.data + piece.begin, to.stride,
-                      piece.size(), tokens);
+            const int64_t slice = piece.size() / gather.slices;
+            for (int64_t i = 0; i < gather.slices; ++i) {
+                const int64_t at = (i * width(gather.to) + piece.begin) / gather.slices;
+                copy_rows(reinterpret_cast<const float *>(from) + i * slice, piece.size(), to.data + at,
+                          to.stride, slice, tokens);
+            }
         }
     });
     return true;

@@ -132,6 +132,12 @@ WeightId Builder::flat_vector(const std::string &name, Size rows, Size cols) {
     return add_rows(t, 0, 1, rows.value * cols.value);
 }
 
+WeightId Builder::vectors(const std::string &name, Size count, Size size) {
+    const gguf::Tensor &t = vector_tensor(name);
+    check_shape(t, count, size);
+    return add_rows(t, 0, 1, size.value, count.value);
+}
+
 kernels::Linear Builder::split(const std::string &name, Size cols, bool bias_required, kernels::Slot in,
                                const std::vector<Share> &shares) {
     Size all{0, ""};

@@ -66,6 +66,8 @@ class Builder {
     std::vector<float> values(const std::string &name, Size rows, Size cols);
     // Marks a tensor that the file may have but the family does not need.
     void ignore(const std::string &name);
+    // The rows of an F32 matrix as `count` vectors.
+    kernels::WeightId vectors(const std::string &name, Size count, Size size);
     // An F32 matrix as one vector, row by row.
     kernels::WeightId flat_vector(const std::string &name, Size rows, Size cols);
 

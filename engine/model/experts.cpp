@@ -162,7 +162,7 @@ Matrices ExpertLayer::matrices() {
 }
 
 WeightId ExpertLayer::biases(const std::string &name, Size rows) {
-    return b_.has(name + ".bias") ? b_.flat_vector(name + ".bias", experts_, rows) : kNoWeight;
+    return b_.has(name + ".bias") ? b_.vectors(name + ".bias", experts_, rows) : kNoWeight;
 }
 
 // The factors of a stack of matrices, which files of NVFP4 have.

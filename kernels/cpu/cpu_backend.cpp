@@ -575,14 +575,15 @@ void CpuBackend::run(const HeadsPhase &phase, Worker &worker) noexcept {
     const Weight &w = weight(step.weight);
     const ActFormat format = act_format(w.type);
     const size_t thread = static_cast<size_t>(worker.thread);
-    const auto matrix = [&](int64_t head) { return w.data + static_cast<size_t>(head) * w.matrix_bytes(); };
     const auto heads = [&](int64_t first, int64_t last, int64_t next) {
         for (int64_t head = first; head < last; ++head) {
-            const std::byte *ahead = head + 1 < last ? matrix(head + 1) : next >= 0 ? matrix(next) : nullptr;
+            const std::byte *ahead = head + 1 < last ? w.matrix(head + 1)
+                                     : next >= 0     ? w.matrix(next)
+                                                     : nullptr;
             isa_.linear->pack(format, row(step.in, 0) + step.from.first + head * step.from.stride,
                               width(step.in), w.cols, worker.rows, 0, worker.rows, 0, w.cols,
                               packed_head_[thread].data());
-            isa_.linear->multiply(w.type, matrix(head), w.cols, 0, w.rows, packed_head_[thread].data(),
+            isa_.linear->multiply(w.type, w.matrix(head), w.cols, 0, w.rows, packed_head_[thread].data(),
                                   worker.rows, row(step.out, 0) + step.to.first + head * step.to.stride,
                                   width(step.out), scratch_[thread].data(), ahead);
         }

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "kernels/cpu/route.h"
-#include "kernels/steps.h"
 
 namespace runnel::kernels::cpu {
 namespace {
@@ -34,8 +33,7 @@ size_t record_bytes(ActFormat format) {
 }
 
 const std::byte *matrix_row(const Weight &w, int32_t expert, int64_t row) {
-    return w.data + w.matrix_bytes() * static_cast<size_t>(expert) +
-           gguf::row_bytes(w.type, w.cols) * static_cast<size_t>(row);
+    return w.matrix(expert) + gguf::row_bytes(w.type, w.cols) * static_cast<size_t>(row);
 }
 
 // Prefetches the first tile of rows at p, which no earlier product can prefetch.
@@ -55,24 +53,28 @@ void ExpertRunner::reserve(const Experts &step, int32_t max_tokens) {
     const auto enlarge = [](LazyBuffer &buffer, size_t bytes) {
         if (buffer.size() < bytes) buffer = LazyBuffer(bytes, "activations of experts");
     };
-    const Weight &gate = weight(step.gate), &down = weight(step.down);
+    const int64_t experts = expert_count(*s_.program, step), hidden = expert_width(*s_.program, step);
     const int32_t rows = max_tokens * step.routing.used;
-    for (LazyBuffer *buffer : {&chosen_, &weights_, &row_token_, &row_weight_, &row_group_})
+    for (LazyBuffer *buffer : {&chosen_, &weights_, &row_pair_, &row_weight_, &row_group_})
         enlarge(*buffer, static_cast<size_t>(rows) * sizeof(float));
-    groups_.reserve(static_cast<size_t>(down.count));
-    first_.resize(std::max(first_.size(), static_cast<size_t>(down.count) + 1));
+    groups_.reserve(static_cast<size_t>(experts));
+    first_.resize(std::max(first_.size(), static_cast<size_t>(experts) + 1));
+    route_scratch_.resize(static_cast<size_t>(s_.pool->threads()));
+    for (LazyBuffer &buffer : route_scratch_) enlarge(buffer, route_scratch(experts) * sizeof(float));
     for (WeightId id : {step.gate, step.up})
         if (id != kNoWeight && max_tokens > 1) {
             const ActFormat format = act_format(weight(id).type);
-            enlarge(gathered_[static_cast<size_t>(format)], packed_bytes(format, gate.cols, rows));
+            enlarge(gathered_[static_cast<size_t>(format)],
+                    packed_bytes(format, weight(step.gate).cols, rows));
         }
-    enlarge(hidden_, static_cast<size_t>(rows) * static_cast<size_t>(2 * down.cols) * sizeof(float));
+    if (step.gate != kNoWeight)
+        enlarge(hidden_, static_cast<size_t>(rows) * static_cast<size_t>(2 * hidden) * sizeof(float));
+    if (step.down == kNoWeight) return;
+    const Weight &down = weight(step.down);
     enlarge(packed_hidden_, packed_bytes(act_format(down.type), down.cols, rows));
     const int64_t tile = std::max(kMaxOutRows * max_tokens, down.rows * kDecodeTokens);
     tiles_.resize(static_cast<size_t>(s_.pool->threads()));
-    route_scratch_.resize(tiles_.size());
     for (LazyBuffer &buffer : tiles_) enlarge(buffer, static_cast<size_t>(tile) * sizeof(float));
-    for (LazyBuffer &buffer : route_scratch_) enlarge(buffer, route_scratch(down.count) * sizeof(float));
 }
 
 void ExpertRunner::run(const Experts &step, Phase phase, int thread, int32_t tokens,
@@ -99,7 +101,7 @@ float *ExpertRunner::slot_row(Slot slot, int64_t token) const noexcept {
 // --- rows ------------------------------------------------------------------------------------------------
 
 void ExpertRunner::route(const Experts &step, int thread, int32_t tokens) noexcept {
-    const size_t experts = static_cast<size_t>(weight(step.down).count);
+    const auto experts = static_cast<size_t>(expert_count(*s_.program, step));
     const auto route_tokens = [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; ++t) {
             const int64_t at = t * step.routing.used;
@@ -122,7 +124,7 @@ void ExpertRunner::route(const Experts &step, int thread, int32_t tokens) noexce
 
 // Sorts the (token, expert) pairs by expert, by counting.
 void ExpertRunner::group_rows(const Experts &step, int32_t tokens) noexcept {
-    const size_t experts = static_cast<size_t>(weight(step.down).count);
+    const auto experts = static_cast<size_t>(expert_count(*s_.program, step));
     const int32_t rows = tokens * step.routing.used;
     const int32_t *chosen = chosen_.as<int32_t>();
     std::fill_n(first_.begin(), experts + 1, 0);
@@ -137,7 +139,7 @@ void ExpertRunner::group_rows(const Experts &step, int32_t tokens) noexcept {
     }
     for (int32_t i = 0; i < rows; ++i) {
         const int32_t row = first_[static_cast<size_t>(chosen[i])]++;
-        row_token_.as<int32_t>()[row] = i / step.routing.used;
+        row_pair_.as<int32_t>()[row] = i;
         row_weight_.as<float>()[row] = weights_.as<float>()[i];
     }
 }
@@ -164,8 +166,7 @@ void ExpertRunner::gather(const Experts &step, int thread, int32_t tokens) noexc
                     std::byte *to = gathered_[static_cast<size_t>(format)].data() +
                                     packed_bytes(format, gate.cols, group.first) +
                                     static_cast<size_t>(row - group.first) * bytes;
-                    const std::byte *from =
-                        packed + static_cast<size_t>(row_token_.as<int32_t>()[row]) * bytes;
+                    const std::byte *from = packed + static_cast<size_t>(token_of(step, row)) * bytes;
                     for (int64_t b = 0; b < blocks; ++b)
                         std::memcpy(to + static_cast<size_t>(b * group.count) * bytes,
                                     from + static_cast<size_t>(b * tokens) * bytes, bytes);
@@ -218,12 +219,15 @@ const std::byte *ExpertRunner::in_unit(const Experts &step, int64_t unit) const 
 }
 
 void ExpertRunner::multiply_in(const Experts &step, int thread, int32_t tokens) noexcept {
-    const Weight &down = weight(step.down);
-    const int64_t stride = 2 * down.cols, units = in_units(step);
+    const int64_t stride = 2 * expert_width(*s_.program, step), units = in_units(step);
     const bool decode = tokens <= kDecodeTokens;
-    const int64_t out_rows = out_unit(down.rows, decode, s_.pool->threads());
-    const int64_t out_first = s_.pool->first_unit(thread, units_of(down.rows, out_rows), 1) * out_rows;
-    const std::byte *behind = matrix_row(down, groups_.front().expert, out_first);
+    const std::byte *behind = nullptr;
+    if (step.down != kNoWeight) {
+        const Weight &down = weight(step.down);
+        const int64_t out_rows = out_unit(down.rows, decode, s_.pool->threads());
+        const int64_t out_first = s_.pool->first_unit(thread, units_of(down.rows, out_rows), 1) * out_rows;
+        behind = matrix_row(down, groups_.front().expert, out_first);
+    }
     for_units(thread, units, decode, [&](int64_t unit, int64_t end, int64_t next) {
         while (unit < end) {
             const InUnit at = locate(step, unit);
@@ -242,7 +246,7 @@ void ExpertRunner::multiply_in(const Experts &step, int thread, int32_t tokens) 
 }
 
 void ExpertRunner::activate(const Experts &step, int thread) noexcept {
-    const int64_t rows = groups_.back().first + groups_.back().count, cols = weight(step.down).cols;
+    const int64_t rows = groups_.back().first + groups_.back().count, cols = expert_width(*s_.program, step);
     if (rows >= 4 * s_.pool->threads()) {
         s_.pool->for_ranges(thread, rows,
                             [&](int64_t row0, int64_t row1) { activate_rows(step, row0, row1, 0, cols); });
@@ -256,14 +260,16 @@ void ExpertRunner::activate(const Experts &step, int thread) noexcept {
 
 void ExpertRunner::activate_rows(const Experts &step, int64_t row0, int64_t row1, int64_t col0,
                                  int64_t col1) noexcept {
-    const Weight &down = weight(step.down);
-    const ActFormat format = act_format(down.type);
-    const int64_t stride = 2 * down.cols, n = col1 - col0;
-    const bool merged = step.up == kNoWeight && weight(step.gate).rows == 2 * down.cols;
-    const bool gated = merged || step.up != kNoWeight;
+    if (step.gate == kNoWeight) {
+        for (int64_t row = row0; row < row1; ++row)
+            pack_row(step, row, hidden_in(step.in, step, row, 0), col0, col1);
+        return;
+    }
+    const int64_t cols = expert_width(*s_.program, step), stride = 2 * cols, n = col1 - col0;
+    const bool merged = has_merged_gate(*s_.program, step), gated = merged || step.up != kNoWeight;
     for (int64_t row = row0; row < row1; ++row) {
         const Group &group = groups_[static_cast<size_t>(row_group_.as<int32_t>()[row])];
-        float *gate = hidden_.as<float>() + row * stride + col0, *up = gate + down.cols;
+        float *gate = hidden_.as<float>() + row * stride + col0, *up = gate + cols;
         const auto multiply = [&](WeightId scales, float *x) {
             float factor = step.weights_on_input ? row_weight_.as<float>()[row] : 1;
             if (const float *s = floats(scales)) factor *= s[group.expert];
@@ -271,18 +277,26 @@ void ExpertRunner::activate_rows(const Experts &step, int64_t row0, int64_t row1
         };
         multiply(step.gate_scales, gate);
         if (gated) multiply(merged ? step.gate_scales : step.up_scales, up);
-        if (const float *bias = floats(step.gate_bias)) {
-            bias += weight(step.gate).rows * group.expert + col0;
-            s_.vector->add(gate, bias, n, gate);
-            if (merged) s_.vector->add(up, bias + down.cols, n, up);
+        if (const float *bias = bias_of(step.gate_bias, group.expert)) {
+            s_.vector->add(gate, bias + col0, n, gate);
+            if (merged) s_.vector->add(up, bias + cols + col0, n, up);
         }
-        if (const float *bias = floats(step.up_bias))
-            s_.vector->add(up, bias + down.cols * group.expert + col0, n, up);
-        s_.vector->gate(step.act, step.parameters, gate, gated ? up : nullptr, n, gate);
-        s_.linear->pack(format, hidden_.as<float>() + group.first * stride, stride, down.cols, group.count,
-                        static_cast<int32_t>(row) - group.first, static_cast<int32_t>(row) - group.first + 1,
-                        col0, col1, packed_hidden_.data() + packed_bytes(format, down.cols, group.first));
+        if (const float *bias = bias_of(step.up_bias, group.expert)) s_.vector->add(up, bias + col0, n, up);
+        float *h = step.down == kNoWeight ? hidden_in(step.out, step, row, col0) : gate;
+        s_.vector->gate(step.act, step.parameters, gate, gated ? up : nullptr, n, h);
+        if (step.down != kNoWeight) pack_row(step, row, gate - col0, col0, col1);
     }
+}
+
+// Packs values [col0, col1) of h, which belongs to a row.
+void ExpertRunner::pack_row(const Experts &step, int64_t row, const float *h, int64_t col0,
+                            int64_t col1) noexcept {
+    const Weight &down = weight(step.down);
+    const ActFormat format = act_format(down.type);
+    const Group &group = groups_[static_cast<size_t>(row_group_.as<int32_t>()[row])];
+    const int32_t within = static_cast<int32_t>(row) - group.first;
+    s_.linear->pack(format, h, 0, down.cols, group.count, within, within + 1, col0, col1,
+                    packed_hidden_.data() + packed_bytes(format, down.cols, group.first));
 }
 
 void ExpertRunner::multiply_out(const Experts &step, int thread, int32_t tokens,
@@ -319,9 +333,9 @@ void ExpertRunner::add_columns(const Experts &step, int thread, int32_t tokens, 
                             last ? next : matrix_row(down, (&group + 1)->expert, col0));
         for (int32_t i = 0; i < group.count; ++i) {
             const int32_t row = group.first + i;
-            float *y = tile + i * n, *out = slot_row(step.out, row_token_.as<int32_t>()[row]) + col0;
-            if (const float *bias = floats(step.down_bias))
-                s_.vector->add(y, bias + down.rows * group.expert + col0, n, y);
+            float *y = tile + i * n, *out = slot_row(step.out, token_of(step, row)) + col0;
+            if (const float *bias = bias_of(step.down_bias, group.expert))
+                s_.vector->add(y, bias + col0, n, y);
             s_.vector->add_scaled(step.weights_on_input ? 1.0f : row_weight_.as<float>()[row], y, n, out);
         }
     }

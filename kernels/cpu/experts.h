@@ -10,6 +10,8 @@
 //   Activate  applies scales and biases, then the activation, and packs h
 //   Out       adds the down products to the output directly: a unit is a range of output columns of all
 //             experts, so threads do not wait for each other and only the sum is stored
+// A step without `down` ends with Activate, which writes h to the output. A step without `gate` has only Route, Activate,
+// which packs the h of its input, and Out.
 // The order of the sum does not depend on the batch: out = add or 0; for each expert e ascending, out =
 // fma(w_e, y_e (+ bias), out), where y_e follows the contract of README.md. Before their biases are added, the
 // gate and up products are multiplied by the expert's scale. With weights_on_input they are multiplied by w_e *
@@ -26,6 +28,7 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/vector.h"
 #include "kernels/program.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels::cpu {
 
@@ -70,6 +73,7 @@ class ExpertRunner {
     void multiply_in(const Experts &step, int thread, int32_t tokens) noexcept;
     void activate(const Experts &step, int thread) noexcept;
     void activate_rows(const Experts &step, int64_t row0, int64_t row1, int64_t col0, int64_t col1) noexcept;
+    void pack_row(const Experts &step, int64_t row, const float *h, int64_t col0, int64_t col1) noexcept;
     void multiply_out(const Experts &step, int thread, int32_t tokens, const std::byte *after) noexcept;
     void add_columns(const Experts &step, int thread, int32_t tokens, int64_t col0, int64_t col1,
                      const std::byte *next) noexcept;
@@ -85,12 +89,24 @@ class ExpertRunner {
     const float *floats(WeightId id) const {
         return id == kNoWeight ? nullptr : reinterpret_cast<const float *>(weight(id).data);
     }
+    // The bias of an expert's matrix, or null.
+    const float *bias_of(WeightId id, int32_t expert) const {
+        return id == kNoWeight ? nullptr : reinterpret_cast<const float *>(weight(id).matrix(expert));
+    }
     float *slot_row(Slot slot, int64_t token) const noexcept;
+    int32_t token_of(const Experts &step, int64_t row) const noexcept {
+        return row_pair_.as<int32_t>()[row] / step.routing.used;
+    }
+    // h of a row in a slot, from one of its values on.
+    float *hidden_in(Slot slot, const Experts &step, int64_t row, int64_t col) const noexcept {
+        return s_.slots[static_cast<size_t>(slot)].as<float>() +
+               row_pair_.as<int32_t>()[row] * expert_width(*s_.program, step) + col;
+    }
     std::byte *scratch(int thread) const { return s_.scratch[static_cast<size_t>(thread)].data(); }
 
     Surroundings s_{};
     LazyBuffer chosen_, weights_;         // [token][used]
-    LazyBuffer row_token_, row_weight_;   // [row]
+    LazyBuffer row_pair_, row_weight_;    // [row]: index into chosen_; the weight of that expert
     LazyBuffer row_group_;                // [row]: index into groups_
     std::vector<Group> groups_;           // of the current batch, experts ascending
     std::vector<int32_t> first_;          // per expert: index of its first row

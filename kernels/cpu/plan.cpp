@@ -87,8 +87,11 @@ void push_multiplies(const Linear &step, std::vector<Phase> &phases) {
 
 void push_experts(const Experts &step, std::vector<Phase> &phases) {
     using P = ExpertRunner::Phase;
-    for (const P phase : {P::Route, P::Gather, P::In, P::Activate, P::Out})
-        phases.push_back(ExpertsPhase{step, phase});
+    const bool in = step.gate != kNoWeight, out = step.down != kNoWeight;
+    phases.push_back(ExpertsPhase{step, P::Route});
+    if (in) phases.push_back(ExpertsPhase{step, P::Gather}), phases.push_back(ExpertsPhase{step, P::In});
+    phases.push_back(ExpertsPhase{step, P::Activate});
+    if (out) phases.push_back(ExpertsPhase{step, P::Out});
 }
 
 // The first step that may skip tokens whose logits are not requested. It follows the last step that needs all

@@ -205,7 +205,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     graphs_.clear();
     expect_memory(cache);
     prepare_kernels(cache);
-    experts_ = ExpertRunner(program_, plan_, max_tokens);
+    experts_ = ExpertRunner(plan_, max_tokens);
     heads_ = HeadRunner(program_, plan_, max_tokens);
     logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     weights_ = DeviceWeights(program_, plan_, progress_);
@@ -482,7 +482,7 @@ void CudaBackend::enqueue(const ExpertsOp &op) {
     const Experts &step = op.step;
     experts_.enqueue(launcher_, op, weights_,
                      {memory(step.in), memory(step.logits), memory(step.add), memory(step.out),
-                      quantized(op.in_width, op.buffer), tokens_});
+                      op.in.empty() ? Activations{} : quantized(op.in_width, op.buffer), tokens_});
 }
 
 void CudaBackend::enqueue(const HeadLinear &op) {

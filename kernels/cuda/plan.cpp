@@ -281,31 +281,36 @@ class Planner {
         written(step.out);
     }
     void add(const Experts &step) {
-        const Weight &gate = weight(step.gate), &down = weight(step.down);
+        const bool has_in = step.gate != kNoWeight, has_out = step.down != kNoWeight;
+        const int64_t experts = expert_count(program_, step), hidden = expert_width(program_, step);
         const Routing &r = step.routing;
-        expect(down.count <= kMaxExperts && r.used <= kMaxUsedExperts && r.groups <= kMaxExpertGroups,
+        expect(experts <= kMaxExperts && r.used <= kMaxUsedExperts && r.groups <= kMaxExpertGroups,
                "this many experts");
         ExpertsOp op{step,
                      {},
                      TileFormat::F32,
                      0,
-                     static_cast<int32_t>(down.count),
-                     gate.cols,
-                     down.cols,
-                     down.rows,
-                     step.up != kNoWeight || gate.rows == 2 * down.cols,
+                     static_cast<int32_t>(experts),
+                     has_in ? weight(step.gate).cols : 0,
+                     hidden,
+                     has_out ? weight(step.down).rows : 0,
+                     step.up != kNoWeight || has_merged_gate(program_, step),
                      step.gate_scales != kNoWeight || step.up_scales != kNoWeight,
                      false,
                      activation_of(step.act)};
-        add_in(op, {step.gate, step.gate_bias, gate.rows, 0}, false);
+        if (has_in) add_in(op, {step.gate, step.gate_bias, weight(step.gate).rows, 0}, false);
         if (step.up != kNoWeight) add_in(op, {step.up, step.up_bias, weight(step.up).rows, op.width}, true);
         use_floats(step.gate_scales);
         use_floats(step.up_scales);
         op.fused = op.in.size() == 1 && op.in[0].parts.size() == 2 && step.act == Activation::Kind::Silu;
-        use_tiles(step.down, Count::Many);
-        op.down = tile_format(down.type);
-        expect(!forms_of(op.down).integers || op.width % 32 == 0,
-               "experts whose width is not a multiple of 32");
+        expect((has_in && has_out) || (r.used * hidden) % Experts::kHiddenUnit == 0,
+               "experts in two steps whose rows have padding");
+        if (has_out) {
+            use_tiles(step.down, Count::Many);
+            op.down = tile_format(weight(step.down).type);
+            expect(!forms_of(op.down).integers || op.width % 32 == 0,
+                   "experts whose width is not a multiple of 32");
+        }
         use_floats(step.down_bias);
         use_floats(r.selection_bias);
         use_floats(r.expert_scales);

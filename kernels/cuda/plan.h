@@ -56,7 +56,7 @@ struct ActivateOp {
     ActivationKind activation;
 };
 
-// A mixture of experts; see expert_runner.h. The matrices of a launch share their format.
+// A mixture of experts, or one of its two steps; see expert_runner.h. The matrices of a launch share their format.
 struct ExpertsOp {
     struct Part {
         WeightId weight, bias;
@@ -69,11 +69,11 @@ struct ExpertsOp {
         bool of_up = false;       // the rows' factors are those of up (GroupRowsParams::row_weights)
     };
     Experts step;
-    std::vector<In> in;
+    std::vector<In> in;  // none: the step reads h
     TileFormat down;
     int buffer;  // of the quantized input
     int32_t experts;
-    int64_t in_width, width, out_width;  // of the input, of an expert, of the output
+    int64_t in_width, width, out_width;  // of the input, of an expert, of the output; 0: not there
     bool gated;                          // there is an `up` to multiply the activation with
     bool scaled;                         // gate or up has scales: they are separate launches
     bool fused;                          // the launch of gate and up also applies the activation

@@ -139,10 +139,11 @@ class ReferenceBackend final : public Backend {
         for (size_t t = 0; t < tokens(); ++t) rows.push_back(row(slot, t));
         return rows;
     }
-    // Row `row` of a tensor, counted through all of its matrices.
-    static Row row_of(const Weight &w, int64_t row) {
+    // A row of a tensor, or of one of its matrices.
+    static Row row_of(const Weight &w, int64_t row, int64_t matrix = 0) {
         std::vector<float> floats(static_cast<size_t>(w.cols));
-        gguf::dequantize_row(w.type, w.data + static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols),
+        gguf::dequantize_row(w.type,
+                             w.matrix(matrix) + static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols),
                              floats.data(), w.cols);
         return {floats.begin(), floats.end()};
     }
@@ -160,7 +161,7 @@ class ReferenceBackend final : public Backend {
         const auto rows = static_cast<size_t>(w.rows);
         Row out(x.size() * rows);
         for (size_t r = 0; r < rows; ++r) {
-            const Row weights = row_of(w, matrix * w.rows + static_cast<int64_t>(r));
+            const Row weights = row_of(w, static_cast<int64_t>(r), matrix);
             for (size_t i = 0; i < x.size(); ++i) out[i * rows + r] = dot(weights, x[i]);
         }
         return out;
@@ -462,49 +463,77 @@ class ReferenceBackend final : public Backend {
 
     void run(const Experts &s) {
         const Row bias = vector_of(s.routing.selection_bias), scales = vector_of(s.routing.expert_scales);
-        const auto experts = static_cast<size_t>(weight(s.down).count);
-        std::vector<std::vector<std::pair<size_t, double>>> tokens_of(experts);  // with weights
-        for (size_t t = 0; t < tokens(); ++t)
+        const auto experts = static_cast<size_t>(expert_count(program_, s));
+        std::vector<std::vector<Pair>> tokens_of(experts);
+        for (size_t t = 0; t < tokens(); ++t) {
+            size_t index = 0;
             for (const auto &[expert, w] : route(row(s.logits, t), bias, s.routing))
-                tokens_of[expert].emplace_back(t, w * (scales.empty() ? 1 : scales[expert]));
+                tokens_of[expert].push_back({t, index++, w * (scales.empty() ? 1 : scales[expert])});
+        }
         Row out = s.add == kNoSlot ? Row(all(s.out).size()) : all(s.add);
         for (size_t e = 0; e < experts; ++e)
             if (!tokens_of[e].empty()) add_expert(s, static_cast<int64_t>(e), tokens_of[e], out);
         all(s.out) = std::move(out);
     }
-    void add_expert(const Experts &s, int64_t e, const std::vector<std::pair<size_t, double>> &mine,
-                    Row &out) {
-        // Returns [tokens][rows]. `bias` holds the biases of all experts, one after the other.
-        const auto biased = [&](WeightId matrix, WeightId scales, WeightId bias, const auto &x,
-                                bool weighted) {
-            Row y = product(weight(matrix), e, x);
-            const Row b = vector_of(bias), factors = vector_of(scales);
-            const double factor = factors.empty() ? 1 : factors[static_cast<size_t>(e)];
-            const auto rows = static_cast<size_t>(weight(matrix).rows);
-            for (size_t i = 0; i < y.size(); ++i)
-                y[i] = y[i] * factor * (weighted ? mine[i / rows].second : 1) +
-                       (b.empty() ? 0 : b[static_cast<size_t>(e) * rows + i % rows]);
-            return y;
-        };
-        std::vector<std::span<const double>> x;
-        for (const auto &[t, w] : mine) x.push_back(row(s.in, t));
-        const Row first = biased(s.gate, s.gate_scales, s.gate_bias, x, s.weights_on_input);
-        const Row second =
-            s.up == kNoWeight ? Row{} : biased(s.up, s.up_scales, s.up_bias, x, s.weights_on_input);
-        const auto hidden = static_cast<size_t>(weight(s.down).cols), rows = first.size() / mine.size();
+    // A token and one of its chosen experts.
+    struct Pair {
+        size_t token, index;  // index: among the token's experts
+        double weight;
+    };
+    // The products of an expert's matrix with x, [pairs][rows], times its factor and, if `weighted`, the pairs' weights,
+    // plus its bias.
+    Row expert_product(WeightId matrix, int64_t e, WeightId scales, WeightId bias,
+                       const std::vector<std::span<const double>> &x, const std::vector<Pair> &pairs,
+                       bool weighted) const {
+        Row y = product(weight(matrix), e, x);
+        const Row b = bias == kNoWeight ? Row{} : row_of(weight(bias), 0, e), factors = vector_of(scales);
+        const double factor = factors.empty() ? 1 : factors[static_cast<size_t>(e)];
+        const auto rows = static_cast<size_t>(weight(matrix).rows);
+        for (size_t i = 0; i < y.size(); ++i)
+            y[i] = y[i] * factor * (weighted ? pairs[i / rows].weight : 1) + (b.empty() ? 0 : b[i % rows]);
+        return y;
+    }
+    // h of the expert for every pair.
+    std::vector<Row> expert_hidden(const Experts &s, int64_t e, const std::vector<Pair> &pairs) {
+        const auto hidden = static_cast<size_t>(expert_width(program_, s));
         std::vector<Row> h;
-        for (size_t i = 0; i < mine.size(); ++i) {
-            const auto of_token = std::span(first).subspan(i * rows, rows);
-            const auto up = second.empty() ? of_token.subspan(hidden)  // empty where there is none
-                                           : std::span(second).subspan(i * hidden, hidden);
-            h.push_back(gate(s.act, of_token.first(hidden), up, s.parameters));
+        if (s.gate == kNoWeight) {
+            for (const Pair &pair : pairs) {
+                const auto given = row(s.in, pair.token).subspan(pair.index * hidden, hidden);
+                h.emplace_back(given.begin(), given.end());
+            }
+            return h;
         }
-        x.assign(h.begin(), h.end());
-        const Row y = biased(s.down, kNoWeight, s.down_bias, x, false);
+        std::vector<std::span<const double>> x;
+        for (const Pair &pair : pairs) x.push_back(row(s.in, pair.token));
+        const bool weighted = s.weights_on_input;
+        const Row first = expert_product(s.gate, e, s.gate_scales, s.gate_bias, x, pairs, weighted);
+        const Row second =
+            s.up == kNoWeight ? Row{} : expert_product(s.up, e, s.up_scales, s.up_bias, x, pairs, weighted);
+        const size_t rows = first.size() / pairs.size();
+        for (size_t i = 0; i < pairs.size(); ++i) {
+            const auto of_pair = std::span(first).subspan(i * rows, rows);
+            const auto up = second.empty() ? of_pair.subspan(hidden)  // empty where there is none
+                                           : std::span(second).subspan(i * hidden, hidden);
+            h.push_back(gate(s.act, of_pair.first(hidden), up, s.parameters));
+        }
+        return h;
+    }
+    // Adds the expert's output to `out`, or without `down` writes its h there.
+    void add_expert(const Experts &s, int64_t e, const std::vector<Pair> &pairs, Row &out) {
+        const std::vector<Row> h = expert_hidden(s, e, pairs);
         const size_t size = width(s.out);
+        if (s.down == kNoWeight) {
+            for (size_t i = 0; i < pairs.size(); ++i)
+                std::ranges::copy(h[i],
+                                  out.begin() + static_cast<std::ptrdiff_t>(pairs[i].token * size +
+                                                                            pairs[i].index * h[i].size()));
+            return;
+        }
+        const Row y = expert_product(s.down, e, kNoWeight, s.down_bias, {h.begin(), h.end()}, pairs, false);
         for (size_t i = 0; i < y.size(); ++i) {
-            const auto &[t, w] = mine[i / size];
-            out[t * size + i % size] += (s.weights_on_input ? 1 : w) * y[i];
+            const Pair &pair = pairs[i / size];
+            out[pair.token * size + i % size] += (s.weights_on_input ? 1 : pair.weight) * y[i];
         }
     }
 

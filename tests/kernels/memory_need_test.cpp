@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/attention/attention_memory.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/tensor_program.h"
 #include "tests/simt/simt.h"
 #include "tests/support/random.h"
 #include "tests/support/tiny_program.h"
@@ -94,6 +95,27 @@ TEST_CASE("memory need: load() allocates exactly the predicted bytes, and batche
         if (i == 0) run(*backend, program, few, 1, groups);
         run(*backend, program, many, 1, groups);
         CHECK(simt::take_peak_memory() - before == taken);
+    }
+}
+
+TEST_CASE("memory need: a rank of a mixture cut by rows holds its rows only, to the predicted byte") {
+    TinyShape shape{.layers = 1, .width = 128, .feed_forward = 256, .type = gguf::Type::Q8_0};
+    shape.experts = {.count = 16, .routing = {.used = 2}, .biases = true};
+    const TinyProgram tiny(shape, 79);
+    const CacheConfig cache{{4}};
+    const size_t whole = memory_need(tiny.program(), cache, 8).weights;
+    const TensorProgram tensor = cut_program(tiny.program(), std::vector<double>{3, 1});
+    for (size_t rank = 0; rank < 2; ++rank) {
+        const Program &own = tensor.programs[rank];
+        const MemoryNeed need = memory_need(own, cache, 8);
+        CHECK(static_cast<double>(need.weights) ==
+              doctest::Approx((rank == 0 ? 0.75 : 0.25) * static_cast<double>(whole)).epsilon(0.05));
+        simt::take_peak_memory();
+        const size_t before = simt::take_peak_memory();
+        const auto backend = make_cuda_backend(0);
+        backend->load(own, cache, 8);
+        simt::take_peak_memory();
+        CHECK(simt::take_peak_memory() - before == need.all() - kDriverReserve);
     }
 }
 

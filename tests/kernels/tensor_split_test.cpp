@@ -5,6 +5,9 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/expert_halves.h"
+#include "kernels/reference/reference_backend.h"
+#include "kernels/steps.h"
 #include "kernels/tensor_backend.h"
 #include "kernels/tensor_program.h"
 #include "tests/simt/simt.h"
@@ -20,6 +23,7 @@ using tests::random_tokens;
 using tests::run;
 using tests::run_branch;
 using tests::same;
+using tests::TinyExperts;
 using tests::TinyProgram;
 using tests::TinyShape;
 
@@ -99,6 +103,25 @@ size_t matrix_bytes(const Program &program) {
     return bytes;
 }
 
+// All options of mixtures, with widths of one to six units (hidden_rows_unit()).
+TinyShape mixture(uint32_t seed) {
+    using Kind = Activation::Kind;
+    constexpr gguf::Type kTypes[] = {gguf::Type::Q8_0, gguf::Type::F16, gguf::Type::Q4_0, gguf::Type::F32};
+    TinyShape shape{.layers = 1, .type = kTypes[seed % 4]};
+    const auto used = static_cast<int32_t>(1 + seed % 4);
+    shape.feed_forward = used == 2 ? 96 : used == 3 ? 64 : used == 4 ? 48 : 64 * (1 + seed / 4 % 3);
+    shape.width = 96, shape.vocab = 60;
+    TinyExperts &e = shape.experts;
+    e = {.count = 6, .routing = {.used = used}};
+    e.biases = seed % 3 == 0, e.merged = seed % 2 == 0, e.shared = seed % 5 == 0;
+    e.scales = seed % 3 == 1, e.in_scales = seed % 3 == 2;
+    e.weights_on_input = seed % 7 == 0, e.selection_bias = seed % 4 == 3;
+    e.act = std::array{Kind::Silu, Kind::SiluClamped, Kind::GeluTanh, Kind::LimitThenSilu}[seed / 2 % 4];
+    e.routing.normalize = seed % 4 == 1;
+    if (seed % 6 == 5) e.routing.groups = 3, e.routing.groups_used = 2;
+    return shape;
+}
+
 }  // namespace
 
 TEST_CASE("tensor split: one to eight CPUs give the bits of one") {
@@ -128,6 +151,69 @@ TEST_CASE("tensor split: experts, windows, norms of heads, biases and packed cac
     }
 }
 
+TEST_CASE("tensor split: experts cut by rows on CPUs, with all options, give the bits of one") {
+    for (uint32_t seed = 0; seed < 24; ++seed)
+        check_tensor(TinyProgram(mixture(seed), 300 + seed).program(), one_cpu, 2 + seed % 7, seed);
+}
+
+TEST_CASE("experts in two steps give the bits of one step, on every kind of device") {
+    const Gpus gpus(1);
+    for (uint32_t seed = 0; seed < 12; ++seed) {
+        CAPTURE(seed);
+        const TinyProgram tiny(mixture(seed), 330 + seed);
+        const Program halves = with_expert_halves(tiny.program());
+        REQUIRE(halves.steps.size() > tiny.program().steps.size());
+        const std::vector<int32_t> tokens = random_tokens(9, seed);
+        std::vector<MakeDevice> devices = {
+            one_cpu, [](int) -> std::unique_ptr<Backend> { return reference::make_reference_backend(); }};
+        if (seed % 4 == 0) devices.push_back(one_gpu);
+        for (const MakeDevice make : devices) {
+            const auto whole = make(0), two = make(0);
+            whole->load(tiny.program(), {{kBlocks}}, kMaxTokens);
+            two->load(halves, {{kBlocks}}, kMaxTokens);
+            for (const size_t chunk : {size_t{9}, size_t{1}})
+                CHECK(same(run(*two, halves, tokens, chunk), run(*whole, tiny.program(), tokens, chunk)));
+        }
+    }
+}
+
+TEST_CASE("tensor split: every matrix of a mixture is on one rank only, in proportion to the shares") {
+    TinyShape shape{.layers = 2, .type = gguf::Type::Q8_0};
+    shape.heads = shape.kv_heads = 8, shape.feed_forward = shape.vocab = shape.width = 128;
+    shape.experts = {.count = 8, .routing = {.used = 4}, .biases = true};
+    for (const bool merged : {false, true}) {
+        shape.experts.merged = merged;
+        const TinyProgram tiny(shape, 5);
+        size_t router = 0, experts = 0;  // the router is on every rank
+        for_each_step<Experts>(tiny.program(), [&](const Experts &s) {
+            visit_matrices(s, [&](WeightId id, Use) {
+                experts += tiny.program().weights[static_cast<size_t>(id)].bytes();
+            });
+            router += static_cast<size_t>(shape.experts.count * shape.width) * sizeof(float);
+        });
+        for (const Shares &shares : {Shares{1, 1}, Shares{3, 1}, Shares{1, 0, 2, 1}, Shares(8, 1)}) {
+            const TensorProgram tensor = cut_program(tiny.program(), shares);
+            const double all = std::accumulate(shares.begin(), shares.end(), 0.0);
+            size_t matrices = 0;
+            for (size_t r = 0; r < shares.size(); ++r) {
+                const Program &rank = tensor.programs[r];
+                matrices += matrix_bytes(rank);
+                size_t own = 0;
+                for_each_step<Experts>(rank, [&](const Experts &s) {
+                    visit_matrices(
+                        s, [&](WeightId id, Use) { own += rank.weights[static_cast<size_t>(id)].bytes(); });
+                });
+                CHECK(static_cast<double>(own) == shares[r] / all * static_cast<double>(experts));
+            }
+            CHECK(matrices == matrix_bytes(tiny.program()) + (shares.size() - 1) * router);
+            const int64_t values = shape.layers * (int64_t{shape.heads} * shape.head_dim_v +
+                                                   4 * shape.feed_forward + 2 * shape.width) +
+                                   shape.width;
+            CHECK(gathered_bytes_per_token(tensor) == 4 * (shares.size() - 1) * static_cast<size_t>(values));
+        }
+    }
+}
+
 TEST_CASE("tensor split: two to eight GPUs give the bits of one") {
     for (const uint32_t ranks : {2u, 3u, 5u, 8u}) {
         const Gpus gpus(static_cast<int>(ranks));
@@ -139,6 +225,8 @@ TEST_CASE("tensor split: two to eight GPUs give the bits of one") {
         check_tensor(tiny.program(), one_gpu, ranks, ranks);
     }
     const Gpus gpus(3);
+    for (const uint32_t seed : {1u, 6u, 11u})
+        check_tensor(TinyProgram(mixture(seed), 90 + seed).program(), one_gpu, 3, seed);
     TinyShape shape{
         .layers = 2, .head_dim_k = 32, .head_dim_v = 32, .varied = true, .type = gguf::Type::Q8_0};
     check_tensor(TinyProgram(shape, 81).program(), one_gpu, 3, 1, CacheType::Q8_0, CacheType::Q4_0);

@@ -138,7 +138,13 @@ void TinyProgram::add_layer() {
 void TinyProgram::add_experts() {
     const TinyExperts &e = shape_.experts;
     const int64_t width = shape_.width, ff = shape_.feed_forward;
-    const auto biases = [&](int64_t rows) { return e.biases ? vector(e.count * rows, 0, 0.3f) : kNoWeight; };
+    const auto biases = [&](int64_t rows) {
+        if (!e.biases) return kNoWeight;
+        const WeightId id = vector(e.count * rows, 0, 0.3f);
+        Weight &w = program_.weights[static_cast<size_t>(id)];
+        w.cols = rows, w.count = e.count;
+        return id;
+    };
     program_.steps.push_back(
         Linear{normed_, {{matrices(gguf::Type::F32, 1, e.count, width), kNoWeight, router_, kNoSlot}}});
     Experts step{.in = normed_,

@@ -525,7 +525,6 @@ class Cases {
         return std::min(all, routing.groups * each);
     }
     Program experts(Experts step, int64_t count) const {
-        const int64_t all = weight(step.down).count;
         Small part = small();
         Program &program = part.program();
         program.slots[static_cast<size_t>(step.logits)].width = count;
@@ -533,17 +532,11 @@ class Cases {
             program.weights.push_back(w);
             return static_cast<WeightId>(program.weights.size() - 1);
         };
-        for (WeightId *id : {&step.gate, &step.up, &step.down}) {
+        for (WeightId *id :
+             {&step.gate, &step.up, &step.down, &step.gate_bias, &step.up_bias, &step.down_bias}) {
             if (*id == kNoWeight) continue;
             Weight w = weight(*id);
             w.count = count;
-            *id = put(w);
-        }
-        for (WeightId *id : {&step.gate_bias, &step.up_bias, &step.down_bias}) {
-            if (*id == kNoWeight) continue;
-            Weight w = weight(*id);  // all experts, one after the other
-            w.cols = w.rows * w.cols / all * count;
-            w.rows = 1;
             *id = put(w);
         }
         for (WeightId *id : {&step.routing.selection_bias, &step.routing.expert_scales, &step.gate_scales,

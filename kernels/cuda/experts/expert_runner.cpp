@@ -32,31 +32,31 @@ struct ExpertRunner::Sizes {
     int64_t packed = 0;               // bytes
 };
 
-ExpertRunner::Sizes ExpertRunner::sizes(const Program &program, const Plan &plan, int32_t max_tokens) {
+ExpertRunner::Sizes ExpertRunner::sizes(const Plan &plan, int32_t max_tokens) {
     Sizes all;
     for (const Op &op : plan.ops) {
         const auto *experts = std::get_if<ExpertsOp>(&op);
         if (experts == nullptr) continue;
-        const Weight &w = program.weights[static_cast<size_t>(experts->step.down)];
         const int64_t rows = int64_t{max_tokens} * experts->step.routing.used;
         all.rows = std::max(all.rows, rows);
-        all.groups = std::max(all.groups, std::min(rows, w.count + rows / kLinearGroupTokens));
-        all.hidden = std::max(all.hidden, rows * stride_of(2 * w.cols));
-        all.results = std::max(all.results, rows * stride_of(w.rows));
-        all.packed = std::max(all.packed, activation_bytes(w.cols, rows, forms_of(experts->down)));
+        all.groups = std::max(all.groups, std::min(rows, experts->experts + rows / kLinearGroupTokens));
+        if (!experts->in.empty()) all.hidden = std::max(all.hidden, rows * stride_of(2 * experts->width));
+        if (experts->step.down == kNoWeight) continue;
+        all.results = std::max(all.results, rows * stride_of(experts->out_width));
+        all.packed = std::max(all.packed, activation_bytes(experts->width, rows, forms_of(experts->down)));
     }
     return all;
 }
 
-size_t ExpertRunner::bytes(const Program &program, const Plan &plan, int32_t max_tokens) {
-    const Sizes s = sizes(program, plan, max_tokens);
+size_t ExpertRunner::bytes(const Plan &plan, int32_t max_tokens) {
+    const Sizes s = sizes(plan, max_tokens);
     if (s.rows == 0) return 0;
     return static_cast<size_t>(s.rows * 6 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
                                (s.hidden + s.results) * 4 + s.packed + 8);
 }
 
-ExpertRunner::ExpertRunner(const Program &program, const Plan &plan, int32_t max_tokens) {
-    const Sizes s = sizes(program, plan, max_tokens);
+ExpertRunner::ExpertRunner(const Plan &plan, int32_t max_tokens) {
+    const Sizes s = sizes(plan, max_tokens);
     if (s.rows == 0) return;
     const auto memory = [](int64_t bytes) {
         return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), kName) : DeviceMemory();
@@ -74,7 +74,7 @@ ExpertRunner::ExpertRunner(const Program &program, const Plan &plan, int32_t max
     for (const Op &op : plan.ops)
         if (const auto *experts = std::get_if<ExpertsOp>(&op)) {
             for (const ExpertsOp::In &in : experts->in) prepare_experts(in.format, max_tokens);
-            prepare_experts(experts->down, max_tokens);
+            if (experts->step.down != kNoWeight) prepare_experts(experts->down, max_tokens);
         }
 }
 
@@ -90,8 +90,9 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
                             counts_.as<const int32_t>(),
                             counts_.as<const int32_t>() + 1};
     route(launcher, op, weights, operands, rows);
-    gate_and_up(launcher, op, weights, operands, groups);
-    down(launcher, op, weights, groups);
+    if (!op.in.empty()) gate_and_up(launcher, op, weights, operands, groups);
+    if (step.down == kNoWeight) return write_hidden(launcher, op, operands, rows);
+    down(launcher, op, weights, operands, groups);
     const auto width = static_cast<int32_t>(op.out_width);
     launcher.run(combine_kernel(), (int64_t{operands.tokens} * width + 255) / 256, 0,
                  {results_.as<const float>(), rows_.as<const int32_t>(),
@@ -113,7 +114,7 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
                           op.step.weights_on_input ? weights_.as<const float>() : nullptr,
                           {weights.floats(op.step.gate_scales), weights.floats(op.step.up_scales)},
                           rows,
-                          r.used,
+                          op.in.empty() ? 1 : r.used,
                           op.experts,
                           sources_.as<int32_t>(),
                           {gate_weights_.as<float>(), up_weights_.as<float>()},
@@ -157,17 +158,28 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
                   static_cast<int32_t>(op.width), rows.rows, op.activation, positive, negative, beta, eps});
 }
 
+// Copies h to the output, where pairs have the distance op.width.
+void ExpertRunner::write_hidden(Launcher &launcher, const ExpertsOp &op, const Operands &operands,
+                                int32_t rows) {
+    const auto width = static_cast<int32_t>(op.width);
+    launcher.run(combine_kernel(), (int64_t{rows} * width + 255) / 256, 0,
+                 {hidden_.as<const float>(), rows_.as<const int32_t>(), nullptr, nullptr, operands.out.data,
+                  stride_of(2 * op.width), 0, op.width, rows, 1, width});
+}
+
 void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
-                        const ExpertRows &rows) {
-    const int64_t stride = stride_of(2 * op.width);
+                        const Operands &operands, const ExpertRows &rows) {
+    const bool given = op.in.empty();  // h is the input, one row for each pair
+    const float *hidden = given ? operands.in.data : hidden_.as<const float>();
+    const int64_t stride = given ? op.width : stride_of(2 * op.width);
     LinearParams p{};
+    if (given) p.sources = sources_.as<const int32_t>();
     if (const ActivationForms forms = forms_of(op.down); forms.any()) {
         p.x = place_activations(packed_.data(), op.width, rows.rows, forms);
-        launcher.run_exactly(
-            quantize_kernel(), rows.rows, kQuantizeShared,
-            {hidden_.as<const float>(), nullptr, nullptr, 0, static_cast<int32_t>(op.width), stride, p.x});
+        launcher.run_exactly(quantize_kernel(), rows.rows, kQuantizeShared,
+                             {hidden, nullptr, nullptr, 0, static_cast<int32_t>(op.width), stride, p.x});
     }
-    p.x_f32 = hidden_.as<const float>();
+    p.x_f32 = hidden;
     p.x_stride = stride;
     p.cols = static_cast<int32_t>(op.width);
     p.matrices = 1;

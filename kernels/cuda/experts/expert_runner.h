@@ -1,5 +1,6 @@
 // Runs the Experts steps of a plan: owns the work memory between their kernels and launches them in order:
-// route, group rows, gate and up, activation (if the matrix kernel does not include it), quantize, down, sum.
+// route, group rows, gate and up, activation (if the matrix kernel does not include it), quantize, down, sum. A step that
+// computes only h ends with a launch that sorts it by pairs; one that reads h begins, after the routing, with quantize.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,10 @@ class ExpertRunner {
   public:
     ExpertRunner() = default;
     // Allocates memory for batches of `max_tokens` tokens and loads the kernels; nothing if the plan has no experts.
-    ExpertRunner(const Program &program, const Plan &plan, int32_t max_tokens);
+    ExpertRunner(const Plan &plan, int32_t max_tokens);
 
     // Bytes that the constructor will allocate.
-    static size_t bytes(const Program &program, const Plan &plan, int32_t max_tokens);
+    static size_t bytes(const Plan &plan, int32_t max_tokens);
 
     // input: the step's input, quantized if the format of its matrices requires it. in, logits, add and out are
     // the step's slots; add.data may be null.
@@ -33,15 +34,17 @@ class ExpertRunner {
 
   private:
     struct Sizes;
-    static Sizes sizes(const Program &program, const Plan &plan, int32_t max_tokens);
+    static Sizes sizes(const Plan &plan, int32_t max_tokens);
     void route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                const Operands &operands, int32_t rows);
     void gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                      const Operands &operands, const ExpertRows &rows);
-    void down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights, const ExpertRows &rows);
+    void write_hidden(Launcher &launcher, const ExpertsOp &op, const Operands &operands, int32_t rows);
+    void down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights, const Operands &operands,
+              const ExpertRows &rows);
 
     DeviceMemory chosen_, weights_;           // [pair]
-    DeviceMemory sources_, rows_;             // [row], [pair]
+    DeviceMemory sources_, rows_;             // [row]: of the input that it reads; [pair]
     DeviceMemory gate_weights_, up_weights_;  // [row]: GroupRowsParams::row_weights
     DeviceMemory few_, many_, counts_;        // lists of groups; their lengths
     DeviceMemory hidden_, packed_;            // [row][gate, up]; h, quantized

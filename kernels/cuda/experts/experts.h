@@ -42,7 +42,7 @@ struct GroupRowsParams {
     const float *weights;    // [pair]; null: 1
     const float *scales[2];  // of gate and of up: [experts], or null: 1
     int32_t pairs, used, experts;
-    int32_t *sources;       // [row]: token
+    int32_t *sources;       // [row]: pair / used, the token; with `used` 1, the pair
     float *row_weights[2];  // for gate and for up, [row]: the pair's weight times the expert's scale
     int32_t *rows;          // [pair]
     // The rows of each expert in groups of at most kLinearGroupTokens, and of at most kPrefillTokens.
@@ -52,7 +52,8 @@ struct GroupRowsParams {
 Kernel<GroupRowsParams> group_rows_kernel();
 inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 4);
 
-// out[t] = add[t] (or 0), then out = fma(weight, y[row], out) for its experts in ascending order. Any grid.
+// out[t] = add[t] (or 0), then out = fma(weight, y[row], out) for its experts in ascending order. Any grid. (With `used` 1
+// and no weights, it moves the rows to the places of their pairs.)
 struct CombineParams {
     const float *y;        // [row][y_stride]
     const int32_t *rows;   // [pair]

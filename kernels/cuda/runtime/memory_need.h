@@ -13,6 +13,7 @@ namespace runnel::kernels::cuda {
 constexpr int64_t stride_of(int64_t width) {
     return (width + 63) / 64 * 64;
 }
+static_assert(stride_of(Experts::kHiddenUnit) == Experts::kHiddenUnit);
 size_t slot_bytes(const Program &program, int32_t max_tokens);
 // Bytes of RopeParams::turns of all rotations.
 size_t rope_bytes(const Program &program);

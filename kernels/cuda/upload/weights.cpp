@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <system_error>
 
 #include "kernels/cpu/pool.h"
@@ -86,7 +87,7 @@ class Uploader {
     void tiles(const Weight &w, std::byte *to) {
         Weight one = w;
         for (int64_t i = 0; i < w.count; ++i) {
-            one.data = w.data + static_cast<size_t>(i) * w.matrix_bytes();
+            one.data = w.matrix(i);
             matrix(one, to + i * tiled_bytes(tile_format(w.type), w.rows, w.cols));
         }
     }
@@ -113,16 +114,24 @@ class Uploader {
     }
 
     void floats(const Weight &w, std::byte *to) {
-        for (size_t at = 0; at < w.bytes(); at += bytes_) {
-            Piece &piece = fill(w.data + at, std::min(bytes_, w.bytes() - at));
-            stream_.copy_on_device(to + at, piece.staging.data(), std::min(bytes_, w.bytes() - at));
-            stream_.record(piece.done);
-        }
+        const size_t each =
+            w.stride > 0 ? w.matrix_bytes() : w.bytes();  // bytes that are adjacent in the file
+        for (int64_t i = 0; i < (w.stride > 0 ? w.count : 1); ++i)
+            floats({w.matrix(i), each}, to + static_cast<size_t>(i) * each);
     }
 
     void finish() { stream_.wait(); }
 
   private:
+    void floats(std::span<const std::byte> from, std::byte *to) {
+        for (size_t at = 0; at < from.size(); at += bytes_) {
+            const size_t size = std::min(bytes_, from.size() - at);
+            Piece &piece = fill(from.data() + at, size);
+            stream_.copy_on_device(to + at, piece.staging.data(), size);
+            stream_.record(piece.done);
+        }
+    }
+
     struct Piece {
         PinnedMemory pinned;
         DeviceMemory staging;
