@@ -415,10 +415,10 @@ struct Routing {
 // With weights_on_input, Wgate_e x and Wup_e x are multiplied by w_e s_e instead, and Wdown_e h_e by 1 (Llama 4).
 // Biases are F32: for each expert, a matrix of one row.
 //
-// Devices that each have some rows of the matrices (tensor_program.h) run the step as two, with the same logits:
+// Devices that each have some rows of the matrices (tensor_program.h) run it as two steps, with the same logits:
 //   without `down`, out[t] = h_e of the chosen experts in ascending order, [used][width]; there is no `add`;
 //   without `gate` and `up`, in[t] is that, all rows of it.
-// The slot of h has a multiple of kHiddenUnit floats, so that all h_e of a batch have the same distance.
+// The slot of h has a multiple of kHiddenUnit floats, so that the h_e of a batch are evenly spaced.
 struct Experts {
     static constexpr int64_t kHiddenUnit = 64;  // devices may pad the rows of a slot to multiples of this
     Slot in;

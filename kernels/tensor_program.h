@@ -10,7 +10,8 @@
 //   HeadLinear, Copy and Norm of heads: by heads, where their slots are cut like that
 //   Activation       as its inputs are
 //   Experts          every expert's matrices by rows: first gate and up, then, from the gathered h, down (expert_halves.h);
-//                    the router and the choice of experts are on every rank
+//                    the router and the choice of experts are on every rank. A width that is not whole units leaves the
+//                    step whole, an output of fewer than 16 values per rank leaves down whole
 //   Embed            rank 0 looks the rows up
 // The other steps (norms of whole rows, Rotate, Mix, Lerp, recurrent steps) run on every rank with all of their weights and states.
 // A row of a matrix is never cut, so a slice of a weight is a range of its bytes, whatever its format, or, of several

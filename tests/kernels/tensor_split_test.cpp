@@ -109,7 +109,7 @@ TinyShape mixture(uint32_t seed) {
     constexpr gguf::Type kTypes[] = {gguf::Type::Q8_0, gguf::Type::F16, gguf::Type::Q4_0, gguf::Type::F32};
     TinyShape shape{.layers = 1, .type = kTypes[seed % 4]};
     const auto used = static_cast<int32_t>(1 + seed % 4);
-    shape.feed_forward = used == 2 ? 96 : used == 3 ? 64 : used == 4 ? 48 : 64 * (1 + seed / 4 % 3);
+    shape.feed_forward = used == 2 ? 96 : used == 3 ? 128 : used == 4 ? 48 : 64 * (1 + seed / 4 % 3);
     shape.width = 96, shape.vocab = 60;
     TinyExperts &e = shape.experts;
     e = {.count = 6, .routing = {.used = used}};
@@ -166,7 +166,7 @@ TEST_CASE("experts in two steps give the bits of one step, on every kind of devi
         const std::vector<int32_t> tokens = random_tokens(9, seed);
         std::vector<MakeDevice> devices = {
             one_cpu, [](int) -> std::unique_ptr<Backend> { return reference::make_reference_backend(); }};
-        if (seed % 4 == 0) devices.push_back(one_gpu);
+        if (seed % 5 == 0) devices.push_back(one_gpu);
         for (const MakeDevice make : devices) {
             const auto whole = make(0), two = make(0);
             whole->load(tiny.program(), {{kBlocks}}, kMaxTokens);
@@ -225,8 +225,7 @@ TEST_CASE("tensor split: two to eight GPUs give the bits of one") {
         check_tensor(tiny.program(), one_gpu, ranks, ranks);
     }
     const Gpus gpus(3);
-    for (const uint32_t seed : {1u, 6u, 11u})
-        check_tensor(TinyProgram(mixture(seed), 90 + seed).program(), one_gpu, 3, seed);
+    check_tensor(TinyProgram(mixture(18), 90).program(), one_gpu, 3, 18);
     TinyShape shape{
         .layers = 2, .head_dim_k = 32, .head_dim_v = 32, .varied = true, .type = gguf::Type::Q8_0};
     check_tensor(TinyProgram(shape, 81).program(), one_gpu, 3, 1, CacheType::Q8_0, CacheType::Q4_0);
