@@ -4,59 +4,18 @@
 #include <cassert>
 #include <map>
 #include <optional>
-#include <tuple>
 #include <utility>
 
 #include "kernels/expert_halves.h"
 #include "kernels/head_slots.h"
 #include "kernels/partition.h"
 #include "kernels/steps.h"
+#include "kernels/weight_slices.h"
 
 namespace runnel::kernels {
 namespace {
 
 constexpr int64_t kUnitRows = 16;  // the height of a weight tile
-
-// Of one rank: weights that are ranges of others, or of each of several matrices.
-class Slices {
-  public:
-    explicit Slices(std::vector<Weight> &weights) : weights_(weights) {}
-
-    WeightId rows(WeightId id, Range range) { return slice(id, range, Kind::Rows); }
-    WeightId matrices(WeightId id, Range range) { return slice(id, range, Kind::Matrices); }
-    // Values of F32 vectors.
-    WeightId values(WeightId id, Range range) { return slice(id, range, Kind::Values); }
-
-  private:
-    enum class Kind { Rows, Matrices, Values };
-
-    WeightId slice(WeightId id, Range range, Kind kind) {
-        if (id == kNoWeight) return kNoWeight;
-        const auto [known, is_new] =
-            known_.try_emplace({id, range, kind}, static_cast<WeightId>(weights_.size()));
-        if (!is_new) return known->second;
-        Weight part = weights_[static_cast<size_t>(id)];
-        size_t offset = 0;
-        if (kind != Kind::Matrices && part.count > 1 && part.stride == 0) part.stride = part.matrix_bytes();
-        if (kind == Kind::Rows) {
-            offset = gguf::row_bytes(part.type, part.cols) * static_cast<size_t>(range.begin);
-            part.rows = range.size();
-        } else if (kind == Kind::Matrices) {
-            offset = static_cast<size_t>(part.matrix(range.begin) - part.data);
-            part.count = range.size();
-        } else {
-            assert(part.type == gguf::Type::F32 && part.rows == 1);
-            offset = sizeof(float) * static_cast<size_t>(range.begin);
-            part.cols = range.size();
-        }
-        if (part.data != nullptr) part.data += offset;
-        weights_.push_back(std::move(part));
-        return known->second;
-    }
-
-    std::vector<Weight> &weights_;
-    std::map<std::tuple<WeightId, Range, Kind>, WeightId> known_;
-};
 
 class Cutter {
   public:
@@ -543,9 +502,9 @@ class Cutter {
     std::vector<State> states_;       // by slot
     std::vector<Slots> pending_;      // by rank: slots gathered since its last part
     std::map<std::pair<Slot, Cut>, Slot> narrow_;
-    std::vector<Slices> slices_;  // by rank
-    Slots outside_;               // slots that cross the border of the whole program
-    int32_t layer_ = -1;          // of the current step
+    std::vector<WeightSlices> slices_;  // by rank
+    Slots outside_;                     // slots that cross the border of the whole program
+    int32_t layer_ = -1;                // of the current step
     TensorProgram out_;
 };
 
