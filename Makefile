@@ -236,8 +236,9 @@ $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUIL
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ -Wl,--whole-archive $(BUILD)/librunnel.a -Wl,--no-whole-archive $(test_objects) \
 	  $(BUILD)/libsimt.a $(LDLIBS)
 
-# The test cases of the thread pool and of communicators alone, for ThreadSanitizer.
-$(BUILD)/thread-tests: $(addprefix $(BUILD)/obj/tests/,main.o kernels/cpu/pool_test.o kernels/communicator_test.o support/mcp_server.o) \
+# The test cases of the thread pool, of communicators and of a divided cache alone, for ThreadSanitizer.
+$(BUILD)/thread-tests: $(addprefix $(BUILD)/obj/tests/,main.o kernels/cpu/pool_test.o kernels/communicator_test.o \
+  engine/decode/divided_cache_test.o support/tiny_program.o support/reference.o support/mcp_server.o) \
   $(BUILD)/librunnel.a $(BUILD)/obj/kernels/cuda/devices_absent.o
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) $(BUILD)/librunnel.a $(LDLIBS)
 

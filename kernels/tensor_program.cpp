@@ -530,8 +530,7 @@ std::vector<int32_t> divided_groups(const Program &program, int32_t ranks) {
 
 TensorProgram cut_program(const Program &program, std::span<const double> shares,
                           std::span<const int32_t> cache_shares) {
-    return shares.size() > 1 ? Cutter(with_expert_halves(program), shares, cache_shares).cut()
-                             : Cutter(program, shares, cache_shares).cut();
+    return Cutter(shares.size() > 1 ? with_expert_halves(program) : program, shares, cache_shares).cut();
 }
 
 size_t gathered_bytes_per_token(const TensorProgram &tensor) {
