@@ -104,7 +104,9 @@ void Engine::open_head(const EngineOptions &options) {
     if (options.cache.window > 0)
         no_draft_block_ = draft_block_cannot("does not work with --window");
     else if (runs_all_layers(options.device.split))
-        no_draft_block_ = draft_block_cannot("does not work with --split tensor or context");
+        no_draft_block_ =
+            draft_block_cannot(options.device.split == Split::Tensor ? "does not work with --split tensor"
+                                                                     : "does not work with --split context");
     else if (!whole_group(model_.program))
         no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
     if (!no_draft_block_.empty()) return;
