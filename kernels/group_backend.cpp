@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/block_pieces.h"
 #include "kernels/steps.h"
 #include "kernels/tensor_program.h"
 #include "kernels/tensor_rank.h"
@@ -20,7 +21,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 // What the leader tells the followers to do.
-enum class Command : int32_t { Load, Execute, CopyBlocks, WriteState, End };
+enum class Command : int32_t { Load, Execute, CopyBlocks, ReadBlock, WriteBlock, WriteState, End };
 
 WireWriter begin(Command command) {
     WireWriter message;
@@ -113,17 +114,39 @@ class Member {
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
         rank_.reset();
         tensor_ = cut_program(program, shares_, cache.shares);
-        cache_ = cache;
-        const auto rank = static_cast<size_t>(communicator_.rank());
-        on_device([&] { device_.load(own(), share_of(cache, rank), max_tokens); });
+        pieces_ = BlockPieces(tensor_, cache);
+        on_device([&] { device_.load(tensor_.programs[rank()], share_of(cache, rank()), max_tokens); });
         rank_.emplace(device_, communicator_, tensor_);
         communicator_.barrier();  // throws if a rank has failed to load
     }
+    std::string layout() const { return pieces_.layout(); }
     bool execute(const Batch &batch, std::span<float> logits) { return rank_->execute(batch, logits); }
     std::exception_ptr error() const { return rank_ ? rank_->error() : nullptr; }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
-        if (cache_block_bytes(own(), group, cache_.k, cache_.v) > 0)
-            on_device([&] { device_.copy_blocks(group, copies); });
+        if (pieces_.holds_any(rank(), group, copies)) on_device([&] { device_.copy_blocks(group, copies); });
+    }
+    // whole: on the leader, all bytes of the block.
+    void read_block(int32_t group, BlockId block, std::span<std::byte> whole) {
+        std::vector<Bytes> pieces;
+        on_device([&] {
+            pieces = pieces_.room(group, block);
+            Bytes &own = pieces[rank()];
+            if (!own.empty()) device_.read_block(group, block, own);
+        });
+        std::vector<Communicator::Send> sends;
+        std::vector<Communicator::Receive> receives;
+        if (rank() > 0 && !pieces[rank()].empty()) sends.push_back({0, pieces[rank()]});
+        for (size_t r = 1; r < pieces.size() && rank() == 0; ++r)
+            if (!pieces[r].empty()) receives.push_back({static_cast<int>(r), pieces[r]});
+        communicator_.exchange(sends, receives);
+        if (rank() == 0) pieces_.join(group, block, pieces, whole);
+    }
+    void write_block(int32_t group, BlockId block, std::span<const std::byte> whole) {
+        on_device([&] {
+            std::vector<Bytes> pieces = pieces_.room(group, block);
+            pieces_.cut(group, block, whole, pieces);
+            if (!pieces[rank()].empty()) device_.write_block(group, block, pieces[rank()]);
+        });
     }
     void write_state(StateId slot, std::span<const std::byte> bytes) {
         on_device([&] { device_.write_state(slot, bytes); });
@@ -141,13 +164,13 @@ class Member {
     }
 
   private:
-    const Program &own() const { return tensor_.programs[static_cast<size_t>(communicator_.rank())]; }
+    size_t rank() const { return static_cast<size_t>(communicator_.rank()); }
 
     Backend &device_;
     Communicator &communicator_;
     const std::vector<double> shares_;
     TensorProgram tensor_;
-    CacheConfig cache_;
+    BlockPieces pieces_;
     std::optional<TensorRank> rank_;
 };
 
@@ -169,6 +192,7 @@ class LeadingBackend final : public Backend {
     DeviceInfo info() const override {
         DeviceInfo info = device_->info();
         info.name = std::to_string(communicator_.size()) + " processes, this one on " + info.name;
+        info.kind += member_.layout();
         return info;
     }
     void on_load(LoadProgress progress) override { device_->on_load(std::move(progress)); }
@@ -206,8 +230,19 @@ class LeadingBackend final : public Backend {
         tell(communicator_, message.bytes());
         member_.copy_blocks(group, copies);
     }
-    void read_block(int32_t, BlockId, std::span<std::byte>) override { no_blocks(); }
-    void write_block(int32_t, BlockId, std::span<const std::byte>) override { no_blocks(); }
+    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
+        WireWriter message = begin(Command::ReadBlock);
+        message.put(group), message.put(block);
+        tell(communicator_, message.bytes());
+        member_.read_block(group, block, bytes);
+    }
+    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
+        WireWriter message = begin(Command::WriteBlock);
+        message.put(group), message.put(block);
+        message.list(bytes);
+        tell(communicator_, message.bytes());
+        member_.write_block(group, block, bytes);
+    }
 
     void read_state(StateId slot, std::span<std::byte> bytes) override { device_->read_state(slot, bytes); }
     void write_state(StateId slot, std::span<const std::byte> bytes) override {
@@ -219,11 +254,6 @@ class LeadingBackend final : public Backend {
     }
 
   private:
-    [[noreturn]] static void no_blocks() {
-        throw BackendError(BackendError::Kind::Failed,
-                           "the cache of a model that several processes run cannot be saved or restored");
-    }
-
     std::unique_ptr<Backend> device_;
     Communicator &communicator_;
     Member member_;
@@ -266,6 +296,17 @@ void follow(Backend &device, Communicator &communicator, const Program &program,
             case Command::CopyBlocks: {
                 const auto group = reader.get<int32_t>();
                 member.copy_blocks(group, reader.list<BlockCopy>());
+                break;
+            }
+            case Command::ReadBlock: {
+                const auto group = reader.get<int32_t>();
+                member.read_block(group, reader.get<BlockId>(), {});
+                break;
+            }
+            case Command::WriteBlock: {
+                const auto group = reader.get<int32_t>();
+                const auto block = reader.get<BlockId>();
+                member.write_block(group, block, reader.list<std::byte>());
                 break;
             }
             case Command::WriteState: {

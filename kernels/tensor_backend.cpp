@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/block_pieces.h"
 #include "kernels/partition.h"
 #include "kernels/rank_threads.h"
 #include "kernels/tensor_program.h"
@@ -47,16 +48,14 @@ class TensorBackend final : public Backend {
 
     DeviceInfo info() const override {
         DeviceInfo all = joined_info(devices_);
-        all.kind += " [" + heads_text() + "]";
+        all.kind += pieces_.layout();
         return all;
     }
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
         ranks_.clear();
         tensor_ = cut_program(program, shares_, cache.shares);
-        cache_ = cache;
-        groups_.clear();
-        for (const CacheLayer &layer : program.cache_layers) groups_.push_back(layer.group);
+        pieces_ = BlockPieces(tensor_, cache);
         on_all([&](size_t r) { devices_[r]->load(tensor_.programs[r], share_of(cache, r), max_tokens); });
         connect_ranks();
     }
@@ -96,26 +95,19 @@ class TensorBackend final : public Backend {
 
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         on_all([&](size_t r) {
-            if (block_bytes(r, group) > 0) devices_[r]->copy_blocks(group, copies);
+            if (pieces_.holds_any(r, group, copies)) devices_[r]->copy_blocks(group, copies);
         });
     }
     void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
-        if (Backend *holder = only_holder(group, block)) return holder->read_block(group, block, bytes);
-        std::vector<Bytes> own = blocks(group);
+        std::vector<Bytes> own = pieces_.room(group, block);
         on_all([&](size_t r) {
             if (!own[r].empty()) devices_[r]->read_block(group, block, own[r]);
         });
-        visit_pieces(group, [&](size_t r, size_t at, size_t whole, size_t size, bool first) {
-            if (first)
-                std::copy_n(own[r].begin() + static_cast<std::ptrdiff_t>(at), size, bytes.data() + whole);
-        });
+        pieces_.join(group, block, own, bytes);
     }
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
-        if (Backend *holder = only_holder(group, block)) return holder->write_block(group, block, bytes);
-        std::vector<Bytes> own = blocks(group);
-        visit_pieces(group, [&](size_t r, size_t at, size_t whole, size_t size, bool) {
-            std::copy_n(bytes.data() + whole, size, own[r].begin() + static_cast<std::ptrdiff_t>(at));
-        });
+        std::vector<Bytes> own = pieces_.room(group, block);
+        pieces_.cut(group, block, bytes, own);
         on_all([&](size_t r) {
             if (!own[r].empty()) devices_[r]->write_block(group, block, own[r]);
         });
@@ -129,7 +121,7 @@ class TensorBackend final : public Backend {
     }
 
   private:
-    using Bytes = std::vector<std::byte>;
+    using Bytes = BlockPieces::Bytes;
     using Errors = std::vector<std::exception_ptr>;
 
     // Calls f(rank) on the threads of all ranks and returns what each throws.
@@ -171,66 +163,12 @@ class TensorBackend final : public Backend {
             ranks_.push_back(std::make_unique<TensorRank>(*devices_[r], *communicators_[r], tensor_));
     }
 
-    // The K/V heads of each device, "4+4 2+2": once for neighboring layers with the same.
-    std::string heads_text() const {
-        std::string text, last;
-        for (const Cut &cut : tensor_.kv_heads) {
-            std::string layer;
-            for (const Range &range : cut) layer += (layer.empty() ? "" : "+") + std::to_string(range.size());
-            if (layer != last) text += (text.empty() ? "" : " ") + layer;
-            last = layer;
-        }
-        return text;
-    }
-
-    // The device that holds a block of a divided group; null: all do.
-    Backend *only_holder(int32_t group, BlockId block) const {
-        const auto g = static_cast<size_t>(group);
-        if (cache_.shares.empty() || cache_.shares[g] == 1) return nullptr;
-        return devices_[static_cast<size_t>(block / (cache_.blocks[g] / cache_.shares[g]))].get();
-    }
-    size_t block_bytes(size_t rank, int32_t group) const {
-        return cache_block_bytes(tensor_.programs[rank], group, cache_.k, cache_.v);
-    }
-    // Room for each rank's bytes of a block.
-    std::vector<Bytes> blocks(int32_t group) const {
-        std::vector<Bytes> own;
-        for (size_t r = 0; r < devices_.size(); ++r) own.emplace_back(block_bytes(r, group));
-        return own;
-    }
-    // Calls f(rank, offset in its block, offset in the whole block, size, whether no lower rank has the same heads) for the
-    // ranks of each layer.
-    template <typename F>
-    void visit_pieces(int32_t group, F &&f) const {
-        std::vector<size_t> at(devices_.size());
-        size_t whole = 0;
-        for (size_t layer = 0; layer < groups_.size(); ++layer) {
-            if (groups_[layer] != group) continue;
-            const CacheLayer &shape = tensor_.programs.front().cache_layers[layer];
-            const size_t head =
-                size_t{kBlockTokens} * (cache_row_bytes(key_type(shape, cache_.k), shape.head_dim_k) +
-                                        cache_row_bytes(cache_.v, shape.head_dim_v));
-            const Cut &cut = tensor_.kv_heads[layer];
-            const Cut firsts = without_copies(cut);
-            size_t before = whole;  // where the heads of the previous rank begin
-            for (size_t r = 0; r < devices_.size(); ++r) {
-                if (cut[r].size() == 0) continue;
-                const bool first = firsts[r].size() > 0;
-                const size_t size = head * static_cast<size_t>(cut[r].size());
-                if (first) before = whole, whole += size;
-                f(r, at[r], before, size, first);
-                at[r] += size;
-            }
-        }
-    }
-
     std::vector<std::unique_ptr<Backend>> devices_;
     const std::vector<double> shares_;
     const std::vector<std::string> names_;  // by device, or empty
     const MakeCommunicators make_communicators_;
     TensorProgram tensor_;
-    CacheConfig cache_;
-    std::vector<int32_t> groups_;  // by cache layer
+    BlockPieces pieces_;
     std::vector<std::unique_ptr<Communicator>> communicators_;
     std::vector<std::unique_ptr<TensorRank>> ranks_;
     RankThreads threads_;

@@ -21,9 +21,9 @@ std::vector<std::unique_ptr<Communicator>> communicate_in_process(int size);
 // Each device is used by a thread of its own, all of them at the same time; the first by the caller's. shares: of the work, by
 // device; not negative, some of them positive. `names`: of the devices, as they begin the errors of each ("cuda:1: ...");
 // empty: errors name no device. After an error in execute(), the next batch gets new communicators.
-// CacheConfig::shares: of each divided group as many as devices, which must be CPUs then. A block's bytes are those of its
-// layers, and within a layer those of the ranks. Recurrent states are the same on all
-// devices. There is no selection of candidates: rows of logits come back whole. info().kind lists the K/V heads by device.
+// CacheConfig::shares: of each divided group as many as devices, which must be CPUs then. Recurrent states are the same on all
+// devices. There is no selection of candidates: rows of logits come back whole. info().kind tells layouts of blocks apart
+// (block_pieces.h).
 // LoadProgress runs on the threads of the devices, but never twice at a time.
 std::unique_ptr<Backend> make_tensor_backend(std::vector<std::unique_ptr<Backend>> devices,
                                              std::vector<double> shares, std::vector<std::string> names = {},

@@ -69,6 +69,35 @@ TEST_CASE(
     }
 }
 
+TEST_CASE(
+    "processes: a saved prompt is used by any number that divides the cells, and by none that divides the "
+    "heads") {
+    if (!has_mpi()) return;
+    const runnel::testing::TemporaryDirectory folder;
+    const std::string prompt = folder / "prompt.txt", saved = folder / "saved";
+    const std::vector<std::byte> text = runnel::testing::read_bytes("tests/data/held-out.txt");
+    runnel::testing::write_file(prompt, std::span(text).first(2500));
+    const std::string command = "build/runnel-mpi run " + kModel + " -f " + prompt +
+                                " --raw -n 20 --temp 0 -t 1 -c 1024 --stats --prompt-cache " + saved;
+    const Job first = mpirun(2, command + " --split context");
+    CHECK(first.code == 0);
+    CHECK(first.err.find("(0 from the cache)") != std::string::npos);
+    struct Again {
+        int ranks;
+        const char *split;
+        bool used;
+    };
+    for (const Again &again :
+         {Again{1, "", true}, Again{3, " --split context", true}, Again{2, " --split tensor", false}}) {
+        CAPTURE(again.ranks);
+        const Job job = mpirun(again.ranks, command + again.split);
+        CHECK(job.code == 0);
+        CHECK(job.out == first.out);
+        CHECK((job.err.find("(0 from the cache)") == std::string::npos) == again.used);
+        CHECK((job.err.find("the file is not used") == std::string::npos) == again.used);
+    }
+}
+
 TEST_CASE("processes: samples, drafts and quantized caches give the same text, too") {
     if (!has_mpi()) return;
     for (const std::string options :
