@@ -6,10 +6,9 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <set>
 #include <utility>
 
-#include "gguf/quantize.h"
+#include "engine/commands/doctor/small_program.h"
 #include "kernels/steps.h"
 
 namespace runnel::commands {
@@ -17,8 +16,7 @@ namespace {
 
 using namespace kernels;
 
-constexpr int32_t kTokens = 36;   // larger than a tile of the prefill kernels, and not a multiple of it
-constexpr int64_t kColumns = 64;  // columns of the output that are compared
+constexpr int32_t kTokens = 36;  // larger than a tile of the prefill kernels, and not a multiple of it
 constexpr int64_t kFewExperts = 8;
 constexpr uint32_t kSeed = 20;
 // Relative errors: of float arithmetic; of activations of 11 or 12 bits, in up to three consecutive matrices
@@ -59,88 +57,6 @@ std::string format_of(const Weight &w) {
     return std::string(gguf::traits(w.type).name);
 }
 
-WeightId add_floats(Program &program, std::string name, int64_t rows, int64_t cols,
-                    std::vector<float> values) {
-    auto kept = std::make_shared<const std::vector<float>>(std::move(values));
-    program.weights.push_back(
-        {std::move(name), gguf::Type::F32, rows, cols, reinterpret_cast<const std::byte *>(kept->data())});
-    program.constants.push_back(std::move(kept));
-    return static_cast<WeightId>(program.weights.size() - 1);
-}
-
-// Random values of size 1, a few of them large, as activations have them.
-std::vector<float> activations(int64_t count, std::mt19937 &random) {
-    std::normal_distribution<float> value(0, 1);
-    std::vector<float> x(static_cast<size_t>(count));
-    for (float &v : x) v = random() % 256 == 0 ? 20 * value(random) : value(random);
-    return x;
-}
-
-// A matrix [columns][width] that selects columns: each row has a single one, at positions spread over the
-// width, including the first and the last.
-std::vector<float> selection(int64_t columns, int64_t width, std::vector<int64_t> *chosen = nullptr) {
-    std::vector<float> rows(static_cast<size_t>(columns * width));
-    for (int64_t i = 0; i < columns; ++i) {
-        const int64_t column = columns > 1 ? i * (width - 1) / (columns - 1) : 0;
-        rows[static_cast<size_t>(i * width + column)] = 1;
-        if (chosen) chosen->push_back(column);
-    }
-    return rows;
-}
-
-// The given rows of a matrix as F32.
-std::vector<float> floats_of(const Weight &w, const std::vector<int64_t> &rows) {
-    std::vector<float> values(rows.size() * static_cast<size_t>(w.cols));
-    float *to = values.data();
-    for (const int64_t row : rows) {
-        gguf::dequantize_row(w.type, w.data + static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols), to,
-                             w.cols);
-        to += w.cols;
-    }
-    return values;
-}
-
-// Builds a program of one step: inputs, the step, and the slots to compare.
-class Small {
-  public:
-    Small(const Program &from, uint32_t seed, int32_t tokens) : random_(seed), tokens_(tokens) {
-        program_.weights = from.weights;
-        program_.constants = from.constants;
-        program_.ropes = from.ropes;
-        program_.slots = from.slots;
-        program_.state_layers = from.state_layers;
-    }
-    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
-
-    Small &input(Slot slot) {
-        if (slot == kNoSlot || !filled_.insert(slot).second) return *this;
-        const WeightId table = add_floats(program_, "random rows", tokens_, width(slot),
-                                          activations(tokens_ * width(slot), random_));
-        program_.steps.push_back(Embed{table, slot});
-        return *this;
-    }
-    Small &step(Step step) {
-        program_.steps.push_back(std::move(step));
-        return *this;
-    }
-    Program look_at(Slot slot, float softcap = 0) {
-        const int64_t columns = std::min(kColumns, width(slot));
-        Logits last{slot, add_floats(program_, "some columns", columns, width(slot),
-                                     selection(columns, width(slot)))};
-        last.softcap = softcap;
-        program_.steps.push_back(last);
-        program_.vocab = columns;
-        return std::move(program_);
-    }
-    Program &program() { return program_; }
-
-  private:
-    Program program_;
-    std::mt19937 random_;
-    int32_t tokens_;
-    std::set<Slot> filled_;
-};
-
 class Cases {
   public:
     Cases(const Program &program, int32_t attention_tokens)
@@ -159,7 +75,7 @@ class Cases {
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
     bool seen(const CaseKey &key) { return !cases_by_key_.try_emplace(key, cases_.size()).second; }
     int64_t type(WeightId id) const { return id == kNoWeight ? -1 : static_cast<int64_t>(weight(id).type); }
-    Small small(int32_t tokens = kTokens) const { return {program_, kSeed, tokens}; }
+    SmallProgram small(int32_t tokens = kTokens) const { return {program_, kSeed, tokens}; }
 
     using Make = std::function<Program()>;
     void push(std::string name, std::string example, Make program, Make reference, double tolerance) {
@@ -236,42 +152,12 @@ class Cases {
             return small().input(in).input(part.add).step(Linear{in, {part}}).look_at(part.out);
         };
         const auto reference = [this, in, part] {
-            Small plain = small();
+            SmallProgram plain = small();
             plain.input(in).input(part.add);
-            return plain.look_at(some_rows(plain, in, part));
+            return plain.look_at(plain.some_rows(in, part));
         };
         push(std::move(name), w.name, program, reference, kMatrix);
         cases_.back().bytes = w.bytes();
-    }
-
-    // Computes only the rows of a part that are compared, as F32. Returns the slot of the result.
-    Slot some_rows(Small &plain, Slot in, const Linear::Part &part) const {
-        const Weight &w = weight(part.weight);
-        Program &program = plain.program();
-        const int64_t columns = std::min(kColumns, w.rows);
-        std::vector<int64_t> chosen;
-        std::vector<float> choice = selection(columns, w.rows, &chosen);
-        const auto slot = [&] {
-            program.slots.push_back({"some columns", columns});
-            return static_cast<Slot>(program.slots.size() - 1);
-        };
-        const WeightId rows = add_floats(program, w.name, columns, w.cols, floats_of(w, chosen));
-        const Slot product = slot();
-        plain.step(Linear{in, {{rows, some_of(program, part.bias, chosen), product, kNoSlot, part.scale}}});
-        if (part.add == kNoSlot) return product;
-        const Slot sum = slot();
-        const WeightId pick = add_floats(program, "some columns", columns, w.rows, std::move(choice));
-        plain.step(Linear{part.add, {{pick, kNoWeight, sum, product}}});
-        return sum;
-    }
-    // The elements of a bias for the chosen rows, as F32; kNoWeight without a bias.
-    WeightId some_of(Program &program, WeightId bias, const std::vector<int64_t> &chosen) const {
-        if (bias == kNoWeight) return kNoWeight;
-        const std::vector<float> all = floats_of(weight(bias), {0});
-        std::vector<float> some;
-        for (const int64_t column : chosen) some.push_back(all[static_cast<size_t>(column)]);
-        const auto size = static_cast<int64_t>(some.size());
-        return add_floats(program, "bias", 1, size, std::move(some));
     }
 
     // Gate and up with the activation after them, which devices compute in one pass.
@@ -297,9 +183,9 @@ class Cases {
                 .look_at(gate.out);
         };
         const auto reference = [this, in = both.in, first, second, gate] {
-            Small plain = small();
+            SmallProgram plain = small();
             plain.input(in).input(first.add).input(second.add);
-            const Slot a = some_rows(plain, in, first), b = some_rows(plain, in, second);
+            const Slot a = plain.some_rows(in, first), b = plain.some_rows(in, second);
             return plain.step(Activation{a, b, a, gate.act, gate.parameters}).look_at(a);
         };
         push(name, w.name, program, reference, 2 * kMatrix);
@@ -347,7 +233,7 @@ class Cases {
                 std::to_string(out / step.width),
             "",
             [this, step] {
-                Small one = small();
+                SmallProgram one = small();
                 for (const Slot slot : step.in) one.input(slot);
                 return one.input(step.coefficients).step(step).look_at(step.out.back());
             },
@@ -362,7 +248,7 @@ class Cases {
         push_exact(
             "interpolation, " + std::to_string(outputs) + " x " + std::to_string(width(step.in())), "",
             [this, step] {
-                Small one = small();
+                SmallProgram one = small();
                 return one.input(step.from)
                     .input(step.to)
                     .input(step.coefficients)
@@ -411,7 +297,7 @@ class Cases {
             first.cache = 0;
             first.window = window;
             first.sink_cells = std::min(step.sink_cells, attention_tokens_ / 8);
-            Small alone = small(attention_tokens_);
+            SmallProgram alone = small(attention_tokens_);
             CacheLayer only = program_.cache_layers[static_cast<size_t>(step.cache)];
             only.group = 0;
             alone.program().cache_layers = {only};
@@ -429,7 +315,7 @@ class Cases {
         indexer.block = attention.chosen_block = std::min(indexer.block, attention_tokens_ / 8);
         indexer.top_k = attention_tokens_ / 2 / indexer.block;
         indexer.local = std::min(indexer.local, indexer.top_k);
-        Small both = small(attention_tokens_);
+        SmallProgram both = small(attention_tokens_);
         both.program().slots[static_cast<size_t>(indexer.chosen)].width =
             int64_t{indexer.lists()} * indexer.top_k;
         for (const int32_t cache : {attention.cache, indexer.cache})
@@ -525,7 +411,7 @@ class Cases {
         return std::min(all, routing.groups * each);
     }
     Program experts(Experts step, int64_t count) const {
-        Small part = small();
+        SmallProgram part = small();
         Program &program = part.program();
         program.slots[static_cast<size_t>(step.logits)].width = count;
         const auto put = [&](const Weight &w) {
@@ -580,7 +466,7 @@ class Cases {
                                  ", " + std::to_string(step.heads) + " heads of " + std::to_string(step.dk) +
                                  " x " + std::to_string(step.dv);
         const auto program = [this, step] {
-            Small part = small();
+            SmallProgram part = small();
             for (const Slot slot : {step.q, step.k, step.erase_read, step.erase_write}) {
                 if (slot == kNoSlot) continue;
                 const Norm unit{.in = slot,
@@ -601,7 +487,7 @@ class Cases {
     void add(const SelectiveScan &step) {
         if (seen({kSelective, width(step.x), width(step.b)})) return;
         const auto program = [this, step] {
-            Small part = small();
+            SmallProgram part = small();
             part.input(step.x).input(step.b).input(step.c).input(step.dt);
             return part.step(Activation{step.dt, kNoSlot, step.dt, Activation::Kind::Sigmoid})
                 .step(step)
@@ -620,12 +506,12 @@ class Cases {
             return;
         const std::string name = "output matrix " + format_of(w) + " " + shape_of(w);
         const auto make = [this, step](bool floats) {
-            Small part = small();
+            SmallProgram part = small();
             part.input(step.in);
             part.program().slots.push_back({"logits", weight(step.weight).rows});
             const auto out = static_cast<Slot>(part.program().slots.size() - 1);
             const Linear::Part matrix{step.weight, step.bias, out, kNoSlot, step.scale};
-            if (floats) return part.look_at(some_rows(part, step.in, matrix), step.softcap);
+            if (floats) return part.look_at(part.some_rows(step.in, matrix), step.softcap);
             return part.step(Linear{step.in, {matrix}}).look_at(out, step.softcap);
         };
         push(
@@ -666,7 +552,7 @@ Program repeated(const StepCase &step, const Program &program, int32_t count) {
         const WeightId id = step.same[static_cast<size_t>(i) % step.same.size()];
         many.steps.push_back(Linear{0, {{id, kNoWeight, 1, kNoSlot}}});
     }
-    const int64_t columns = std::min<int64_t>(kColumns, w.rows);
+    const int64_t columns = std::min(kComparedColumns, w.rows);
     many.steps.push_back(
         Logits{1, add_floats(many, "some columns", columns, w.rows, selection(columns, w.rows))});
     many.vocab = columns;
