@@ -15,12 +15,14 @@
 #include "engine/model/window.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/runtime/memory_need.h"
 #include "kernels/reference/operations.h"
 #include "kernels/split_backend.h"
 #include "kernels/steps.h"
 #include "kernels/tensor_backend.h"
 #include "tests/engine/model/sparse_models.h"
 #include "tests/kernels/recurrent_texts.h"
+#include "tests/simt/simt.h"
 #include "tests/support/edited_model.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/tiny_program.h"
@@ -92,6 +94,29 @@ TEST_CASE("sparse attention: batches, chunks and roll-backs change no bit on the
         for (const CacheType type : {CacheType::F16, CacheType::Q8_0})
             tests::check_same(run(kGpu.make(), program, texts, &random, type),
                               run(kGpu.make(), program, texts, nullptr, type));
+    }
+}
+
+TEST_CASE("sparse attention: the GPU memory of indexers is known in advance, to the byte") {
+    std::mt19937 random(12);
+    for (const char *arch : {"deepseek32", "minimax-m3"}) {
+        CAPTURE(arch);
+        ModelShape shape = shape_of(arch, 12);
+        shape.layers /= 2;
+        const TemporaryModel file(shape);
+        const Program program = model::build(file.file, kLong).program;
+        REQUIRE(count_indexers(program) > 0);
+        const RecurrentTexts texts(program, tests::random_texts({20}, 260, random));
+        const MemoryNeed need = cuda::memory_need(program, texts.cache(), texts.max_tokens());
+        simt::take_peak_memory();
+        const size_t before = simt::take_peak_memory();
+        const auto backend = kGpu.make();
+        backend->load(program, texts.cache(), texts.max_tokens());
+        simt::take_peak_memory();
+        const size_t taken = simt::take_peak_memory() - before;
+        CHECK(taken == need.all() - cuda::kDriverReserve);
+        texts.run(*backend, nullptr);
+        CHECK(simt::take_peak_memory() - before == taken);
     }
 }
 
