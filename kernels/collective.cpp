@@ -57,7 +57,7 @@ void append(std::vector<std::byte> &bytes, std::span<const std::byte> more) {
 
 // (memcpy and memmove do not take null pointers, which empty spans have.)
 void copy(std::span<const std::byte> from, std::byte *to) {
-    if (!from.empty()) std::memmove(to, from.data(), from.size());
+    if (!from.empty() && from.data() != to) std::memmove(to, from.data(), from.size());
 }
 
 }  // namespace
@@ -112,7 +112,8 @@ void MeetingCommunicator::all_gather(std::span<const std::byte> mine, std::span<
     call.sizes.assign(sizes.begin(), sizes.end());
     append(call.to_all, mine);
     const std::vector<const Call *> calls = meet();
-    for (size_t r = 0, at = 0; r < calls.size(); at += sizes[r++]) copy(calls[r]->to_all, all.data() + at);
+    for (size_t r = 0, at = 0; r < calls.size(); at += sizes[r++])
+        copy(static_cast<int>(r) == rank() ? mine : calls[r]->to_all, all.data() + at);
 }
 
 void MeetingCommunicator::exchange(std::span<const Send> sends, std::span<const Receive> receives) {

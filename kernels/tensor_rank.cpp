@@ -131,28 +131,32 @@ bool TensorRank::gather(const Gather &gather, size_t tokens, bool cancelled) {
     for (const Range &piece : gather.pieces)
         sizes.push_back(static_cast<size_t>(piece.size()) * tokens * sizeof(float));
     sizes.front() += sizeof(CancelWord);
+    std::span<std::byte> all, mine;
     on_device([&] {
-        piece_.resize(sizes[rank_]);
-        pieces_.resize(std::accumulate(sizes.begin(), sizes.end(), size_t{0}));
+        const size_t size = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+        if (pieces_.size() < size) pieces_.resize(size);
+        all = std::span(pieces_).first(size);
+        const auto before = sizes.begin() + static_cast<std::ptrdiff_t>(rank_);
+        mine = all.subspan(std::accumulate(sizes.begin(), before, size_t{0}), sizes[rank_]);
         const int64_t own = gather.pieces[rank_].size(), slice = own / gather.slices;
         if (own == 0) return;
         const SlotRows from = device_.exchange(gather.from);
         for (int64_t i = 0; i < gather.slices; ++i) {
             const int64_t at = (i * width(gather.from) + gather.first[rank_]) / gather.slices;
-            copy_rows(from.data + at, from.stride, reinterpret_cast<float *>(piece_.data()) + i * slice, own,
+            copy_rows(from.data + at, from.stride, reinterpret_cast<float *>(mine.data()) + i * slice, own,
                       slice, tokens);
         }
     });
-    const CancelWord mine = cancelled;
-    if (rank_ == 0) std::memcpy(piece_.data() + piece_.size() - sizeof mine, &mine, sizeof mine);
-    communicator_.all_gather(piece_, sizes, pieces_);
-    CancelWord agreed = 0;
-    std::memcpy(&agreed, pieces_.data() + sizes.front() - sizeof agreed, sizeof agreed);
+    CancelWord agreed = cancelled;  // as rank 0 says
+    std::byte *const word = all.data() + sizes.front() - sizeof agreed;
+    if (rank_ == 0) std::memcpy(word, &agreed, sizeof agreed);
+    communicator_.all_gather(mine, sizes, all);
+    std::memcpy(&agreed, word, sizeof agreed);
     if (agreed != 0) return false;
     if (!received_.contains(gather.to) || width(gather.to) == 0) return true;
     on_device([&] {
         const SlotRows to = device_.exchange(gather.to);
-        const std::byte *from = pieces_.data();
+        const std::byte *from = all.data();
         for (size_t r = 0; r < sizes.size(); from += sizes[r++]) {
             const Range piece = gather.pieces[r];
             const int64_t slice = piece.size() / gather.slices;

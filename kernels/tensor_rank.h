@@ -45,9 +45,9 @@ class TensorRank {
     const TensorProgram &tensor_;
     const size_t rank_;
     std::unique_ptr<Link> link_;
-    std::set<Slot> received_;  // slots that the rank gets from gathers
-    std::vector<std::byte> piece_, pieces_;
-    std::vector<float> logits_;  // of the rank's part of the vocabulary
+    std::set<Slot> received_;        // slots that the rank gets from gathers
+    std::vector<std::byte> pieces_;  // of a gather; only grows
+    std::vector<float> logits_;      // of the rank's part of the vocabulary
     std::exception_ptr error_;
 };
 

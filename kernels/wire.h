@@ -52,9 +52,13 @@ class WireReader {
     // Into `values`, whose memory is kept.
     template <typename T>
     void list(std::vector<T> &values) {
-        values.resize(get<size_t>());
-        const size_t size = values.size() * sizeof(T);
-        if (size > 0) std::memcpy(values.data(), rest_.data(), size);
+        const size_t count = get<size_t>(), size = count * sizeof(T);
+        if constexpr (std::is_same_v<T, std::byte>) {  // (resize() would write zeros first)
+            values.assign(rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(size));
+        } else {
+            values.resize(count);
+            if (size > 0) std::memcpy(values.data(), rest_.data(), size);
+        }
         rest_ = rest_.subspan(size);
     }
 
