@@ -390,16 +390,19 @@ constexpr bool is_linear_in_up(Activation::Kind kind) {
 }
 
 // Chooses the `used` experts of a token and their weights w from its router logits l:
-//   1. p = softmax(l), or sigmoid(l), or l itself (SelectedSoftmax);
+//   1. p = softmax(l), or sigmoid(l), or l itself (SelectedSoftmax, SparseMixer);
 //   2. s = p + selection_bias; without a bias and groups s = l, which has the same order;
 //   3. groups > 1: the experts form that many groups of neighbors; a group's score is the sum of its
 //      `group_best` largest s, and only the experts of the `groups_used` best groups remain;
 //   4. the `used` experts with the largest s are chosen, the lower index among equals;
 //   5. w = p of the chosen experts, without the bias; SelectedSoftmax: the softmax over the chosen logits alone;
+//      SparseMixer: w = 1 / sum of exp(l_i - l) over the expert itself and each i that comes after it in the order of
+//      4 and is near: l - l_i <= kNear * max(|l_i|, l);
 //   6. normalize: w /= max(sum of the chosen w, 2^-14);  7. w *= scale;  8. w_e *= expert_scales[e].
-// (Shazeer et al. 2017; groups and bias: DeepSeek-V3, 2024.)
+// (Shazeer et al. 2017; groups and bias: DeepSeek-V3, 2024; SparseMixer, which has neither: arXiv:2409.12136.)
 struct Routing {
-    enum class Score { Softmax, Sigmoid, SelectedSoftmax };
+    enum class Score { Softmax, Sigmoid, SelectedSoftmax, SparseMixer };
+    static constexpr float kNear = 0.02f;  // of SparseMixer
     Score score = Score::Softmax;
     int32_t used;
     WeightId selection_bias = kNoWeight;  // F32, [1][experts]

@@ -1,5 +1,6 @@
 #include "engine/convert/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "gguf/file.h"
@@ -8,6 +9,15 @@
 namespace runnel::convert {
 
 using text::Json;
+
+namespace {
+
+// (All are written as F32.)
+bool is_real(const Json &value) {
+    return value.is_number() && std::fabs(value.get<double>()) < 1e38;
+}
+
+}  // namespace
 
 void Config::fail(std::string_view key, const std::string &problem) const {
     throw gguf::FileError(place_ + ": " + gguf::quoted(key) + " " + problem);
@@ -42,11 +52,17 @@ int64_t Config::whole(std::string_view key, int64_t otherwise) const {
     return has(key) ? whole(key) : otherwise;
 }
 
+int64_t Config::whole_of_all(std::string_view key, int64_t count) const {
+    const Json &value = require(key);
+    if (!value.is_array()) return whole(key);
+    if (std::ssize(value) != count || value.empty() || std::ranges::count(value, value[0]) != count)
+        fail(key, "is not the same number for every layer, which cannot be converted");
+    return Config(Json{{std::string(key), value[0]}}, place_).whole(key);
+}
+
 double Config::real(std::string_view key) const {
     const Json &value = require(key);
-    // (All are written as F32.)
-    if (!value.is_number() || !(std::fabs(value.get<double>()) < 1e38))
-        fail(key, "is not a number below 1e38");
+    if (!is_real(value)) fail(key, "is not a number below 1e38");
     return value.get<double>();
 }
 
@@ -80,6 +96,26 @@ std::vector<std::string> Config::strings(std::string_view key) const {
         all.push_back(item.get<std::string>());
     }
     return all;
+}
+
+std::vector<double> Config::reals(std::string_view key) const {
+    const Json &value = require(key);
+    if (!value.is_array()) fail(key, "is not a list");
+    std::vector<double> all;
+    for (const Json &item : value) {
+        if (!is_real(item)) fail(key, "is not a list of numbers below 1e38");
+        all.push_back(item.get<double>());
+    }
+    return all;
+}
+
+void Config::require_flag(std::string_view key, bool value, bool otherwise) const {
+    if (flag(key, otherwise) != value)
+        fail(key, std::string("is ") + (value ? "false" : "true") + ", which cannot be converted");
+}
+
+void Config::require_absent(std::string_view key) const {
+    if (has(key)) fail(key, "is set, which cannot be converted");
 }
 
 }  // namespace runnel::convert

@@ -27,12 +27,19 @@ class Config {
     // Without a default, the key must exist. Whole numbers are >= 0 and below 2^31.
     int64_t whole(std::string_view key) const;
     int64_t whole(std::string_view key, int64_t otherwise) const;
+    // A whole number, or a list of `count` equal ones.
+    int64_t whole_of_all(std::string_view key, int64_t count) const;
     double real(std::string_view key) const;
     double real(std::string_view key, double otherwise) const;
     bool flag(std::string_view key, bool otherwise) const;
     std::string string(std::string_view key) const;
     std::string string(std::string_view key, std::string_view otherwise) const;
     std::vector<std::string> strings(std::string_view key) const;
+    std::vector<double> reals(std::string_view key) const;
+
+    // For settings whose architecture has nothing for another value.
+    void require_flag(std::string_view key, bool value, bool otherwise) const;
+    void require_absent(std::string_view key) const;
 
     [[noreturn]] void fail(std::string_view key, const std::string &problem) const;
 

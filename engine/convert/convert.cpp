@@ -48,8 +48,9 @@ void check_quantization(const Config &config, const Family &family) {
 
 // Parts of the folder that are not the text model.
 bool is_other_part(std::string_view name) {
-    for (const std::string_view part : {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
-                                        "model.visual.", "mtp.", "model.multi_modal_projector."})
+    for (const std::string_view part :
+         {"vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.visual.", "mtp.",
+          "model.multi_modal_projector.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."})
         if (name.starts_with(part)) return true;
     return name.ends_with(".rotary_emb.inv_freq");
 }
@@ -111,7 +112,7 @@ Plan plan_conversion(const fs::path &folder, const Safetensors &weights, Matrice
     if (std::ranges::any_of(weights.tensors(), [](const auto &entry) {
             return is_other_part(entry.first) && !entry.first.ends_with("inv_freq");
         }))
-        plan.note("only the text model is converted, without its parts for images and for drafts");
+        plan.note("only the text model is converted, without its parts for images, sound and drafts");
     const auto rows = static_cast<uint64_t>(decoder.vocabulary());
     for (std::string &note : import_tokenizer(folder, whole, rows, plan.metadata()))
         plan.note(std::move(note));

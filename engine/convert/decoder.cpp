@@ -72,6 +72,12 @@ std::vector<LayerName> plain_feed_forward() {
             {"mlp.down_proj.bias", "ffn_down.bias", Change::None, true}};
 }
 
+std::vector<LayerName> with_head_norms(std::vector<LayerName> names, Change change) {
+    names.push_back({"self_attn.q_norm.weight", "attn_q_norm.weight", change});
+    names.push_back({"self_attn.k_norm.weight", "attn_k_norm.weight", change});
+    return names;
+}
+
 Decoder::Decoder(Plan &plan, const Config &config)
     : plan_(plan),
       config_(config),
@@ -101,6 +107,13 @@ void Decoder::add_sizes(std::string_view epsilon) {
 void Decoder::add_key_length() {
     plan_.key("attention.key_length", u32(head_dim_));
     plan_.key("attention.value_length", u32(head_dim_));
+}
+
+void Decoder::add_dense_sizes() {
+    add_sizes();
+    add_key_length();
+    plan_.key("attention.head_count_kv", u32(kv_heads_));
+    plan_.key("feed_forward_length", u32(config_.whole_of_all("intermediate_size", layers_)));
 }
 
 RopeSettings Decoder::rope(std::string_view layer_type, double default_base) const {

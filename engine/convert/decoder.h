@@ -30,6 +30,8 @@ struct LayerName {
 // The linear layers and norms of most families. Biases are optional.
 std::vector<LayerName> plain_attention(bool pairs = false);
 std::vector<LayerName> plain_feed_forward();
+// `names` and the norms of query and key heads.
+std::vector<LayerName> with_head_norms(std::vector<LayerName> names, Change change = Change::None);
 
 struct RopeSettings {
     double base = 10000;
@@ -56,6 +58,9 @@ class Decoder {
     // context_length, embedding_length, ..., attention.layer_norm_rms_epsilon from config's `epsilon`.
     void add_sizes(std::string_view epsilon = "rms_norm_eps");
     void add_key_length();
+    // add_sizes(), add_key_length(), and the sizes of K/V heads and of feed-forward networks, which are the same in all
+    // layers: intermediate_size may be a list of equal numbers.
+    void add_dense_sizes();
     // For layers of a type, where config.json has settings per type ("full_attention").
     RopeSettings rope(std::string_view layer_type = {}, double default_base = 10000) const;
     // rope.* keys, and rope_freqs.weight for Llama 3's scaling. Throws gguf::FileError for a kind of scaling that is
@@ -66,7 +71,8 @@ class Decoder {
     void add_embeddings(Change norm = Change::None, std::string_view norm_from = "norm.weight",
                         std::string_view norm_to = "output_norm.weight");
     void add_layer(int64_t layer, std::span<const LayerName> names);
-    // The name in the folder of a tensor of a layer.
+    // The name in the folder of a tensor of the decoder, and of a layer.
+    std::string source_name(std::string_view suffix) const { return prefix_ + std::string(suffix); }
     std::string source_name(int64_t layer, std::string_view suffix) const;
     std::string output_name(int64_t layer, std::string_view suffix) const;
 

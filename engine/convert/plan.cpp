@@ -48,6 +48,8 @@ void store(Type type, float value, std::byte *to) {
 // Tensors that every runner expects as F32, whatever their shape.
 bool is_always_f32(const std::string &name) {
     return name.find("_norm") != std::string::npos || name.find("ffn_gate_inp") != std::string::npos ||
+           name.find("altup_correct_coef") != std::string::npos ||
+           name.find("altup_predict_coef") != std::string::npos ||
            name.find("conv1d.") != std::string::npos || name.find("shortconv.conv.") != std::string::npos ||
            !name.ends_with(".weight");
 }

@@ -24,7 +24,8 @@
 
 namespace runnel::convert {
 
-// The type of matrices in the output. Vectors, norms, routers and convolutions are always F32.
+// The type of matrices in the output. Vectors, norms, routers, convolutions and AltUp's
+// coefficients are always F32.
 enum class Matrices : uint8_t { AsStored, F32, F16, BF16 };
 
 // The rows of an output tensor: those of the sources one after another, `rows` of each.

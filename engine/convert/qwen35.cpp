@@ -125,8 +125,7 @@ void add_sections(Decoder &d, const RopeSettings &rope, int64_t pairs) {
 void convert_qwen35(Decoder &d) {
     const Config &config = d.config();
     d.require_activation("hidden_act", {"silu"});
-    if (config.flag("attention_bias", false))
-        config.fail("attention_bias", "is true, which cannot be converted");
+    config.require_flag("attention_bias", false, false);
     const DeltaSizes sizes = read_sizes(config);
     const int64_t interval = attention_interval(d);
     d.add_sizes();

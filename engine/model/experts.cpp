@@ -54,6 +54,7 @@ class ExpertLayer {
 
   private:
     Routing routing(float scale) const;
+    void read_choice(Routing &routing) const;
     void check_groups(const Routing &routing) const;
     Matrices matrices();
     Size hidden_width(const std::string &down) const;
@@ -70,10 +71,9 @@ class ExpertLayer {
     Size experts_, width_;
 };
 
-Routing ExpertLayer::routing(float scale) const {
+// What the file says about the choice of experts.
+void ExpertLayer::read_choice(Routing &r) const {
     const Metadata &m = b_.metadata();
-    Routing r{.score = t_.score,
-              .used = static_cast<int32_t>(m.required_integer("expert_used_count", 1, experts_.value))};
     switch (m.integer("expert_gating_func", 0, 3).value_or(0)) {
         case 1:
             r.score = Routing::Score::Softmax;
@@ -95,6 +95,13 @@ Routing ExpertLayer::routing(float scale) const {
     r.groups_used =
         static_cast<int32_t>(m.integer("expert_group_used_count", 0, experts_.value).value_or(r.groups));
     if (r.groups > 1) check_groups(r);
+}
+
+Routing ExpertLayer::routing(float scale) const {
+    const Metadata &m = b_.metadata();
+    Routing r{.score = t_.score,
+              .used = static_cast<int32_t>(m.required_integer("expert_used_count", 1, experts_.value))};
+    if (r.score != Routing::Score::SparseMixer) read_choice(r);
     r.normalize = t_.normalize ? *t_.normalize : m.boolean("expert_weights_norm").value_or(false);
     const double of_file = m.real("expert_weights_scale", 0).value_or(1);
     r.scale = static_cast<float>(of_file == 0 ? 1 : of_file) * scale;

@@ -16,7 +16,8 @@ namespace runnel::model {
 
 struct ExpertTraits {
     using Score = kernels::Routing::Score;
-    Score score = Score::Softmax;  // the file's `expert_gating_func` takes precedence
+    Score score =
+        Score::Softmax;  // the file's `expert_gating_func` takes precedence over all but SparseMixer
     // Whether the weights of the chosen experts are divided by their sum; nullopt: the file's
     // `expert_weights_norm` (absent: no).
     std::optional<bool> normalize = std::nullopt;

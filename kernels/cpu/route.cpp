@@ -1,6 +1,7 @@
 #include "kernels/cpu/route.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace runnel::kernels::cpu {
@@ -71,6 +72,23 @@ void score(const Routing &routing, std::span<const float> logits, const float *b
     for (size_t i = 0; i < n; ++i) s[i] = taking_part(by_logit ? logits[i] : bias ? p[i] + bias[i] : p[i]);
 }
 
+// The weight of a chosen expert (Routing::Score::SparseMixer). exponents: work space, [experts].
+float mixer_weight(std::span<const float> logits, size_t own, const VectorKernels &vector,
+                   float *exponents) noexcept {
+    const float l = taking_part(logits[own]);
+    int64_t count = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+        const float other = taking_part(logits[i]), distance = l - other;
+        const bool after = other < l || (other == l && i > own);
+        if (after && distance <= Routing::kNear * std::max(std::fabs(other), l))
+            exponents[count++] = -distance;
+    }
+    vector.exp(exponents, count, exponents);
+    double sum = 1;
+    for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(exponents[i]);
+    return static_cast<float>(1 / sum);
+}
+
 }  // namespace
 
 size_t route_scratch(int64_t experts) {
@@ -88,6 +106,9 @@ void route(const Routing &routing, std::span<const float> logits, const float *s
     std::sort(chosen, next);
     for (size_t i = 0; i < used; ++i) weights[i] = p[chosen[i]];
     if (routing.score == Routing::Score::SelectedSoftmax) softmax(weights, used, vector, weights);
+    if (routing.score == Routing::Score::SparseMixer)
+        for (size_t i = 0; i < used; ++i)
+            weights[i] = mixer_weight(logits, static_cast<size_t>(chosen[i]), vector, scratch + 2 * n);
     if (routing.normalize) {
         double sum = 0;
         for (size_t i = 0; i < used; ++i) sum += static_cast<double>(weights[i]);

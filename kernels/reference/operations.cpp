@@ -358,6 +358,17 @@ void drop_groups(Row &s, const Routing &routing) {
             s[i] = -std::numeric_limits<double>::infinity();
 }
 
+// The weight of a chosen expert (Routing::Score::SparseMixer).
+double mixer_weight(std::span<const double> l, size_t own) {
+    double sum = 1;
+    for (size_t i = 0; i < l.size(); ++i) {
+        const bool after = l[i] < l[own] || (l[i] == l[own] && i > own);
+        const double bound = double{Routing::kNear} * std::max(std::fabs(l[i]), l[own]);
+        if (after && l[own] - l[i] <= bound) sum += std::exp(l[i] - l[own]);
+    }
+    return 1 / sum;
+}
+
 }  // namespace
 
 std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
@@ -373,7 +384,8 @@ std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
     std::vector<size_t> chosen = largest(s, static_cast<size_t>(routing.used));
     std::sort(chosen.begin(), chosen.end());
     Row w;
-    for (const size_t expert : chosen) w.push_back(p[expert]);
+    for (const size_t expert : chosen)
+        w.push_back(routing.score == Score::SparseMixer ? mixer_weight(logits, expert) : p[expert]);
     if (routing.score == Score::SelectedSoftmax) w = softmax(w);
     if (routing.normalize) {
         const double sum = std::max(std::accumulate(w.begin(), w.end(), 0.0), 0x1p-14);

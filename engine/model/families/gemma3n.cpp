@@ -285,8 +285,9 @@ void Gemma3n::laurel(const std::string &prefix, Slot out) {
     norm(prefix + "laurel_post_norm.weight", out, out);
 }
 
-// gate = max(gate - mean - deviations * deviation, 0), with the deviation of a sample (n - 1). A layer norm gives
-// v = (gate - mean) / d with d = root(mean((gate - mean)^2)), and d = mean(gate * v), because the mean of v is 0.
+// gate = max(gate - mean - deviations * deviation, 0), with the deviation of a sample (n - 1, as in llama.cpp;
+// transformers divides by n). A layer norm gives v = (gate - mean) / d with d = root(mean((gate - mean)^2)), and
+// d = mean(gate * v), because the mean of v is 0.
 void Gemma3n::cut(Slot gate, float deviations) {
     const int64_t n = h_.feed_forward_length;
     const double bound = double{deviations} * std::sqrt(double(n) / double(std::max<int64_t>(1, n - 1)));

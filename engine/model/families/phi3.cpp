@@ -9,18 +9,16 @@ void emit_phi3(Builder &b) {
     emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves, .window = sliding_window(b, 0)});
 }
 
-// phimoe: Phi-3.5-MoE, Phi-mini-MoE, Phi-tiny-MoE. Like phi3 with experts, and with biases of norms and matrices.
-//
-// This is what llama.cpp computes for these files. Microsoft's definition differs in two ways: its norms are layer
-// norms, which subtract the mean, and its router (SparseMixer, arXiv:2409.12136) weights each of the two chosen
-// experts by a softmax over those experts alone whose logits are within 2% of its own. If there are no others, both
-// weights are 1; here they add up to 1.
+// phimoe: Phi-3.5-MoE, Phi-mini-MoE, Phi-tiny-MoE. Like phi3 with experts, layer norms, and biases of norms and
+// matrices. The router (SparseMixer) gives each of the two chosen experts the weight 1, unless the logit of a worse one
+// is within 2% of its own. (transformers' PhimoeModel. llama.cpp has RMS norms, and weights that add up to 1.)
 void emit_phimoe(Builder &b) {
     DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Halves,
+                         .norm = kernels::Norm::Kind::Layer,
                          .norm_biases = true,
                          .biases = DecoderTraits::Biases::All,
                          .window = sliding_window(b, 0)};
-    with_experts(traits, {.normalize = true});
+    with_experts(traits, {.score = kernels::Routing::Score::SparseMixer, .normalize = false});
     emit_decoder(b, traits);
 }
 

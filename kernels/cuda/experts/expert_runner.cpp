@@ -18,6 +18,8 @@ RouteScore score_of(Routing::Score score) {
             return RouteScore::Sigmoid;
         case Routing::Score::SelectedSoftmax:
             return RouteScore::SelectedSoftmax;
+        case Routing::Score::SparseMixer:
+            return RouteScore::SparseMixer;
         default:
             return RouteScore::Softmax;
     }

@@ -13,6 +13,7 @@ namespace {
 
 constexpr float kOut = -__builtin_inff(), kLowest = -3.402823466e38f;
 constexpr float kSmallestSum = 0x1p-14f;  // a smaller sum of weights is replaced by this
+constexpr float kNear = 0.02f;            // Routing::kNear
 
 // --- route -------------------------------------------------------------------------------------------------
 
@@ -141,6 +142,19 @@ struct Route {
         warp_sync();
     }
 
+    // The weight of a chosen expert (RouteScore::SparseMixer).
+    static DEVICE float mixer_weight(const Params &p, const float *s, int32_t expert) {
+        const Ranked own = {s[expert], expert};
+        float sum = 1;
+#pragma unroll 1
+        for (int32_t i = 0; i < p.experts; ++i) {
+            const float size = s[i] < 0 ? -s[i] : s[i], distance = own.value - s[i];
+            const bool is_near = distance <= kNear * (size > own.value ? size : own.value);
+            if (is_near && own.before({s[i], i})) sum += exp_p(-distance);
+        }
+        return 1.0f / sum;
+    }
+
     // The final weight of chosen expert number `own`; sums over the chosen experts are in ascending order.
     static DEVICE float final_weight(const Params &p, const float *weights, int32_t own) {
         float w = weights[own], sum = 0;
@@ -168,6 +182,11 @@ struct Route {
             if (p.groups > 1) drop_groups(p, shared.s, shared.totals);
             choose(p, shared.p, shared.s, p.chosen + int64_t{token} * p.used, shared.weights);
             const int32_t own = lane_index();
+            if (p.score == RouteScore::SparseMixer) {
+                const int32_t *const chosen = p.chosen + int64_t{token} * p.used;
+                if (own < p.used) shared.weights[own] = mixer_weight(p, shared.s, chosen[own]);
+                warp_sync();
+            }
             if (own < p.used) {
                 const int64_t pair = int64_t{token} * p.used + own;
                 const float weight = final_weight(p, shared.weights, own);

@@ -15,7 +15,7 @@ namespace runnel::kernels::cuda {
 
 inline constexpr int kMaxExperts = 512, kMaxUsedExperts = 32, kMaxExpertGroups = 64;
 
-enum class RouteScore : int32_t { Softmax, Sigmoid, SelectedSoftmax };  // Routing::Score
+enum class RouteScore : int32_t { Softmax, Sigmoid, SelectedSoftmax, SparseMixer };  // Routing::Score
 
 // One warp per token, 8 to a block. For equal logits the choice equals the CPU's: by value, the lower index
 // among equals, NaN and minus infinity last. The order of the sums depends only on the number of experts.

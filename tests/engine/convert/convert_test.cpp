@@ -8,6 +8,7 @@
 #include <functional>
 #include <random>
 
+#include "engine/model/model.h"
 #include "gguf/file.h"
 #include "gguf/half.h"
 #include "gguf/quantize.h"
@@ -293,6 +294,101 @@ TEST_CASE("convert: the norms of gemma3 become 1 + weight, and its layers' windo
     REQUIRE(file.find("gemma3.attention.sliding_window_pattern"));
     folder.config["query_pre_attn_scalar"] = 64;
     CHECK(folder.error().find("'query_pre_attn_scalar' is not the size of a head") != std::string::npos);
+}
+
+TEST_CASE(
+    "convert: gemma3n, with AltUp's matrices in one tensor and an embedding per layer for every token") {
+    constexpr int64_t kRank = 2, kLayerInput = 3, kLayerRows = kVocab - 4, kStreams = 4;
+    Folder folder;
+    folder.config = {{"architectures", {"Gemma3nForConditionalGeneration"}}, {"text_config", sizes("")}};
+    Json &text = folder.config["text_config"];
+    text.update({{"num_hidden_layers", 2},
+                 {"intermediate_size", {kForward, kForward}},
+                 {"sliding_window", 32},
+                 {"layer_types", {"full_attention", "full_attention"}},
+                 {"num_kv_shared_layers", 1},
+                 {"hidden_size_per_layer_input", kLayerInput},
+                 {"activation_sparsity_pattern", {0.95, 0.0}}});
+    SafetensorsBytes &w = folder.weights;
+    const auto add = [&](const std::string &name, const std::vector<int64_t> &shape, float first = 0) {
+        int64_t count = 1;
+        for (const int64_t n : shape) count *= n;
+        w.add("model." + name, shape, counted(count, first));
+    };
+    for (const char *const name : {"vision_tower.a", "audio_tower.a", "embed_vision.a", "embed_audio.a"})
+        add(name, {2});
+    const std::string model = "language_model.";
+    add(model + "embed_tokens.weight", {kVocab, kWidth});
+    add(model + "norm.weight", {kWidth}, 2);
+    add(model + "embed_tokens_per_layer.weight", {kLayerRows, 2 * kLayerInput});
+    add(model + "per_layer_model_projection.weight", {2 * kLayerInput, kWidth});
+    add(model + "per_layer_projection_norm.weight", {kLayerInput});
+    std::vector<float> stacked;
+    for (int i = 0; i < 3; ++i) {
+        const std::string number = std::to_string(i);
+        add(model + "altup_projections." + number + ".weight", {kWidth, kWidth}, static_cast<float>(i));
+        add(model + "altup_unembed_projections." + number + ".weight", {kWidth, kWidth});
+        const std::vector<float> one = counted(kWidth * kWidth, static_cast<float>(i));
+        stacked.insert(stacked.end(), one.begin(), one.end());
+    }
+    for (int i = 0; i < 2; ++i) {
+        const std::string layer = model + "layers." + std::to_string(i) + ".",
+                          attention = layer + "self_attn.";
+        for (const char *const norm :
+             {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
+              "post_feedforward_layernorm", "post_per_layer_input_norm", "altup.router_norm",
+              "laurel.post_laurel_norm"})
+            add(layer + norm + ".weight", {kWidth}, 4);
+        add(layer + "altup.correct_output_scale", {kWidth}, 5);
+        add(layer + "altup.modality_router.weight", {kStreams, kWidth});
+        add(layer + "altup.prediction_coefs.weight", {kStreams * kStreams, kStreams});
+        add(layer + "altup.correction_coefs.weight", {kStreams, kStreams});
+        add(layer + "laurel.linear_left.weight", {kRank, kWidth});
+        add(layer + "laurel.linear_right.weight", {kWidth, kRank});
+        add(layer + "per_layer_input_gate.weight", {kLayerInput, kWidth});
+        add(layer + "per_layer_projection.weight", {kWidth, kLayerInput});
+        add(layer + "mlp.gate_proj.weight", {kForward, kWidth});
+        add(layer + "mlp.up_proj.weight", {kForward, kWidth});
+        add(layer + "mlp.down_proj.weight", {kWidth, kForward});
+        add(attention + "q_proj.weight", {kHeads * kHeadDim, kWidth});
+        add(attention + "q_norm.weight", {kHeadDim});
+        add(attention + "o_proj.weight", {kWidth, kHeads * kHeadDim});
+        if (i == 1) continue;  // reads the keys of layer 0
+        add(attention + "k_proj.weight", {kHeadDim, kWidth});
+        add(attention + "v_proj.weight", {kHeadDim, kWidth});
+        add(attention + "k_norm.weight", {kHeadDim});
+    }
+    const gguf::File file = folder.convert(Matrices::BF16);
+    CHECK_NOTHROW(model::build(file, 64));
+    CHECK(values(folder.convert(), "altup_proj.weight") == stacked);
+    CHECK(file.find_tensor("altup_proj.weight")->shape[2] == 3);
+    for (const char *const name :
+         {"altup_predict_coef", "altup_correct_coef", "altup_correct_scale", "post_norm"})
+        CHECK(file.find_tensor(std::string("blk.1.") + name + ".weight")->type == gguf::Type::F32);
+    CHECK(file.find_tensor("blk.1.laurel_l.weight")->type == gguf::Type::BF16);
+    CHECK(values(file, "blk.1.altup_correct_scale.weight") == counted(kWidth, 5));
+    CHECK(values(file, "blk.0.attn_norm.weight") == counted(kWidth, 4));
+    // Tokens beyond the table have the embeddings of token 0.
+    const std::vector<float> table = values(folder.convert(), "per_layer_token_embd.weight"),
+                             given = counted(kLayerRows * 2 * kLayerInput, 0);
+    REQUIRE(table.size() == kVocab * 2 * kLayerInput);
+    for (size_t i = 0; i < table.size(); ++i)
+        CHECK(table[i] == (i < given.size() ? given[i] : given[i % (2 * kLayerInput)]));
+    const std::vector<float> scales = file.find("gemma3n.activation_sparsity_scale")->as_floats();
+    CHECK(scales == std::vector<float>{1.6448536f, -INFINITY});
+    CHECK(file.find("gemma3n.attention.shared_kv_layers")->as_int() == 1);
+    CHECK(file.find("gemma3n.feed_forward_length")->as_int() == kForward);
+    CHECK(file.find("gemma3n.final_logit_softcapping")->as_float() == 30);
+    text["intermediate_size"] = {kForward, kForward + 1};
+    CHECK(folder.error().find("not the same number for every layer") != std::string::npos);
+    text["intermediate_size"] = kForward;
+    text["num_kv_shared_layers"] = 0;
+    CHECK(folder.error().find("lacks the tensor 'model.language_model.layers.1.self_attn.k_proj.weight'") !=
+          std::string::npos);
+    text["activation_sparsity_pattern"] = {0.95, 1.0};
+    CHECK(folder.error().find("not in [0, 1)") != std::string::npos);
+    text["altup_num_inputs"] = 3;
+    CHECK(folder.error().find("'altup_num_inputs' is not 4") != std::string::npos);
 }
 
 TEST_CASE("convert: the projections of lfm2's convolutions are matrices, the convolutions F32") {

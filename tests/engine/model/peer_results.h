@@ -1,4 +1,4 @@
-// What llama.cpp computes for tiny models of random weights: the record that
+// What llama.cpp (for phimoe: transformers) computes for tiny models of random weights: the record that
 // scripts/verify-families writes (peer_results.cpp).
 #pragma once
 

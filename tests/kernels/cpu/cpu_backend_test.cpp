@@ -181,6 +181,7 @@ std::vector<TinyShape> mixtures() {
                  .routing = {.score = Score::Sigmoid, .used = 1},
                  .weights_on_input = true,
                  .shared = true}),
+        mixture({.count = 6, .routing = {.score = Score::SparseMixer, .used = 2}}),
         mixture({.count = 6, .routing = {.used = 3}, .act = Activation::Kind::SiluThenLimit}),
         mixture({.count = 4, .routing = {.used = 2}, .merged = true, .act = Activation::Kind::LimitThenSilu}),
         mixture({.count = 6, .routing = {.used = 3}, .biases = true, .in_scales = true}),

@@ -5,10 +5,13 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <vector>
 
+#include "kernels/cpu/route.h"
+#include "kernels/reference/operations.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -126,6 +129,33 @@ TEST_CASE("reference: a branch with shared tokens equals a separate sequence") {
     REQUIRE(runner.backend().execute({tokens, positions, spans, rows}, logits));
     CHECK(std::equal(logits.begin(), logits.begin() + 5 * kVocab, main_line.begin() + 33 * kVocab));
     CHECK(std::equal(logits.begin() + 5 * kVocab, logits.end(), side_line.begin() + 36 * kVocab));
+}
+
+TEST_CASE("reference: SparseMixer gives a chosen expert the weight 1, or less if worse ones are within 2%") {
+    const Routing routing{.score = Routing::Score::SparseMixer, .used = 2};
+    const struct {
+        std::vector<float> logits;
+        int32_t first, second;
+        double weight, other_weight;
+    } cases[] = {{{1, 5, 4.7f, 3}, 1, 2, 1, 1},
+                 {{1, 5, 4.95f, 4.88f}, 1, 2, 1 / (1 + std::exp(-0.05)), 1 / (1 + std::exp(-0.07))},
+                 {{3, 3, 3, 1}, 0, 1, 1.0 / 3, 1.0 / 2},
+                 {{-2, -1.99f, -5}, 0, 1, 1, 1 / (1 + std::exp(-0.01))}};
+    for (const auto &c : cases) {
+        const std::vector<double> logits(c.logits.begin(), c.logits.end());
+        const auto exact = reference::route(logits, {}, routing);
+        std::vector<float> scratch(cpu::route_scratch(std::ssize(c.logits))), weights(2);
+        std::vector<int32_t> chosen(2);
+        cpu::route(routing, c.logits, nullptr, cpu::vector_scalar(), scratch.data(), chosen.data(),
+                   weights.data());
+        for (size_t i = 0; i < 2; ++i) {
+            CHECK(static_cast<int32_t>(exact[i].first) == (i == 0 ? c.first : c.second));
+            CHECK(chosen[i] == (i == 0 ? c.first : c.second));
+            const doctest::Approx weight = doctest::Approx(i == 0 ? c.weight : c.other_weight).epsilon(1e-6);
+            CHECK(exact[i].second == weight);
+            CHECK(weights[i] == weight);
+        }
+    }
 }
 
 TEST_CASE("reference: blocks are saved and restored, batches cancelled, unsupported programs refused") {

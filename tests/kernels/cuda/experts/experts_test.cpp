@@ -41,9 +41,10 @@ std::vector<float> random_logits(size_t count, std::mt19937 &random) {
 }
 
 RouteScore on_device(Routing::Score score) {
-    return score == Routing::Score::Softmax   ? RouteScore::Softmax
-           : score == Routing::Score::Sigmoid ? RouteScore::Sigmoid
-                                              : RouteScore::SelectedSoftmax;
+    return score == Routing::Score::Softmax       ? RouteScore::Softmax
+           : score == Routing::Score::Sigmoid     ? RouteScore::Sigmoid
+           : score == Routing::Score::SparseMixer ? RouteScore::SparseMixer
+                                                  : RouteScore::SelectedSoftmax;
 }
 
 }  // namespace
@@ -68,6 +69,7 @@ TEST_CASE("cuda experts: routing equals the CPU's, with ties to the first expert
           .groups_used = 3,
           .normalize = true,
           .scale = 2.5f}},
+        {16, false, {.score = Score::SparseMixer, .used = 2}},
         {160, false, {.used = 6, .groups = 40, .groups_used = 33, .group_best = 1}},
     };
     for (const auto &[experts, has_bias, routing] : cases) {
