@@ -381,7 +381,7 @@ SECONDS ?= 60
 fuzz_sources := $(shell find gguf engine/text engine/cache engine/grammar tests/fuzz/targets -name '*.cpp' \
   -not -path '*encode*' -not -path '*quantize*' -not -path '*scale*' -not -path gguf/scan.cpp -not -path gguf/writer.cpp \
   -not -path '*codebook*' -not -path '*group_search*') tests/fuzz/driver.cpp \
-  kernels/backend.cpp kernels/cache_bytes.cpp kernels/program.cpp \
+  kernels/backend.cpp kernels/cache_bytes.cpp kernels/divided_groups.cpp kernels/program.cpp \
   $(addprefix engine/completion/,answer.cpp logprobs.cpp openai.cpp prompt_chunk.cpp stop_matcher.cpp) $(addprefix engine/decode/,cache_plan.cpp executor.cpp \
   prompt_file.cpp random.cpp log_probabilities.cpp sampling_options.cpp sampling_settings.cpp stop_request.cpp speculation/suffix_index.cpp) engine/measure/logits_file.cpp \
   $(addprefix engine/commands/,arguments.cpp cli/config.cpp cli/nearest.cpp io.cpp batch/batch_row.cpp chat/edit/cells.cpp chat/conversation.cpp chat/conversation_text.cpp chat/transcript.cpp)

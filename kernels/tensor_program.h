@@ -54,12 +54,8 @@ struct TensorProgram {
     std::vector<Cut> kv_heads;      // by cache layer; of a divided one, all of them on each rank
 };
 
-// How many of `ranks` devices hold the blocks of each cache group, if all groups are divided that can be (CacheConfig::shares):
-// `ranks`, or 1 if a layer of the group has a window, an indexer or chosen cells, or no attention. All 1: nothing is divided.
-std::vector<int32_t> divided_groups(const Program &program, int32_t ranks);
-
 // shares: of the work, by rank; not negative, some of them positive. cache_shares: CacheConfig::shares, of groups that
-// divided_groups() divides. Slots that cross the border of the whole program (Program::Part) do so on rank 0.
+// divided_groups() (divided_groups.h) divides. Slots that cross the border of the whole program (Program::Part) do so on rank 0.
 TensorProgram cut_program(const Program &program, std::span<const double> shares,
                           std::span<const int32_t> cache_shares = {});
 

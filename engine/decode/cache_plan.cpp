@@ -6,8 +6,8 @@
 
 #include "engine/decode/error.h"
 #include "gguf/base/bytes.h"
+#include "kernels/divided_groups.h"
 #include "kernels/steps.h"
-#include "kernels/tensor_program.h"
 
 namespace runnel::decode {
 namespace {

@@ -25,7 +25,7 @@ struct CacheShape {
     int32_t slack = 256;    // cells kept beyond a window, for roll-backs
     CacheTypes types = {};
     int32_t kept = 0;   // further sequences that no longer grow but keep their windows
-    int32_t ranks = 1;  // devices that divide the cells of layers without a window (kernels/tensor_program.h)
+    int32_t ranks = 1;  // devices that divide the cells of layers without a window (kernels/divided_groups.h)
 };
 
 // Blocks that hold this many cells.

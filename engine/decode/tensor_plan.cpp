@@ -7,6 +7,7 @@
 #include "engine/decode/error.h"
 #include "engine/model/layers.h"
 #include "gguf/base/bytes.h"
+#include "kernels/divided_groups.h"
 #include "kernels/tensor_program.h"
 
 namespace runnel::decode {

@@ -9,6 +9,7 @@
 #include "engine/measure/planner.h"
 #include "engine/model/layers.h"
 #include "kernels/device.h"
+#include "kernels/divided_groups.h"
 #include "kernels/split_program.h"
 #include "kernels/steps.h"
 #include "kernels/tensor_program.h"

@@ -12,6 +12,7 @@
 #include "engine/decode/error.h"
 #include "engine/decode/executor.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/divided_groups.h"
 #include "kernels/tensor_backend.h"
 #include "kernels/tensor_program.h"
 #include "tests/support/counting_communicator.h"
