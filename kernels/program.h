@@ -7,6 +7,8 @@
 // come with the Batch (backend.h). A device can therefore plan, fuse or capture the list once and run it
 // for every batch.
 //
+// The steps are described here, in attention_steps.h and in recurrent_steps.h.
+//
 // Shapes: a Weight is [rows][cols], row-major, one row per output element, quantized along cols.
 // Conventions are ggml's: y = W x, GQA maps query head h to K/V head h / (heads / kv_heads).
 #pragma once
@@ -20,66 +22,11 @@
 #include <variant>
 #include <vector>
 
-#include "gguf/block.h"
+#include "kernels/attention_steps.h"
+#include "kernels/recurrent_steps.h"
+#include "kernels/step.h"
 
 namespace runnel::kernels {
-
-using Slot = int32_t;  // index into Program::slots
-inline constexpr Slot kNoSlot = -1;
-
-// A matrix (or a vector: rows == 1); see gguf/block.h for the layouts. Its bytes are in the mapped file, or
-// in Program::constants if a family computes them.
-struct Weight {
-    std::string name;  // of the tensor; used in messages and profiles
-    gguf::Type type;
-    int64_t rows, cols;
-    const std::byte *data;
-    int64_t count = 1;  // matrices of this shape, one per expert or head
-    size_t stride = 0;  // bytes from one matrix to the next; 0: they are adjacent
-    const std::byte *matrix(int64_t index) const {
-        return data + (stride > 0 ? stride : matrix_bytes()) * static_cast<size_t>(index);
-    }
-    size_t matrix_bytes() const { return gguf::row_bytes(type, cols) * static_cast<size_t>(rows); }
-    size_t bytes() const { return matrix_bytes() * static_cast<size_t>(count); }
-};
-using WeightId = int32_t;  // index into Program::weights
-inline constexpr WeightId kNoWeight = -1;
-
-// --- steps -----------------------------------------------------------------------------------------------
-// Every step has
-//   int32_t layer       the number of the model layer it belongs to, or -1; the steps of a layer are adjacent
-//   describe(visitor)   reports to a StepVisitor what the step reads, writes and keeps
-//   kMixesTokens        whether a token's output depends on other tokens of its sequence
-// Everything else that depends on the kind of step is derived from these (kernels/steps.h).
-
-// How much of a weight a step reads for one token: all of it, or the matrices of some
-// experts.
-struct Use {
-    int32_t experts = 0;      // number of experts read; 0: the whole weight
-    WeightId of = kNoWeight;  // with experts: a weight with one matrix per expert
-    bool logit_rows = false;  // only for tokens whose logits are requested
-};
-
-// A layer of the KV cache that a step reads.
-struct CacheUse {
-    int32_t cache;       // index into Program::cache_layers
-    bool appends;        // false: another step appends the cells
-    int32_t window;      // number of cells a token attends to; 0: all
-    int32_t sink_cells;  // number of attention-sink cells, the first of the sequence
-};
-
-// Receives what a step describes. A visitor derives from this and hides the functions it needs. Slots,
-// weights and ropes may be kNoSlot, kNoWeight and -1.
-struct StepVisitor {
-    void reads(Slot) {}  // also called for a slot that the step writes only in part
-    void writes(Slot) {}
-    void row(WeightId) {}          // one row of a table, chosen by the token's id or position
-    void matrix(WeightId, Use) {}  // a matrix multiplied with the activations of each token
-    void vector(WeightId, Use) {}  // an F32 vector
-    void rope(int32_t) {}          // index into Program::ropes
-    void cache(const CacheUse &) {}
-    void state(int32_t) {}  // index into Program::state_layers
-};
 
 // out[t] = scale * table[token[t]] (+ positions[min(position[t], rows - 1)])
 struct Embed {
@@ -232,118 +179,6 @@ struct Lerp {
     }
 };
 
-// How positions turn into rotations. Angle of pair j at position p: p * inv_freq[j]; both cos and sin are
-// multiplied by `magnitude` (YaRN). The rotated dimensions of a head are [first, first + n_rot), n_rot = 2 *
-// inv_freq.size(); the others pass through unchanged.
-struct RopeTable {
-    enum class Pairs { Adjacent, Halves };  // (2j, 2j+1) or (j, j + n_rot/2): "norm" and "neox" in llama.cpp
-    Pairs pairs;
-    float magnitude = 1;
-    std::vector<double> inv_freq;  // radians per position, [n_rot / 2]
-    int32_t first = 0;             // MLA rotates the last dimensions of a head
-};
-
-// Q, K and V of the batch's tokens -> K/V appended to the cache -> attention output.
-//   q: [t][heads * head_dim_k], k: [t][kv_heads * head_dim_k], v: [t][kv_heads * head_dim_v],
-//   out: [t][heads * head_dim_v].
-// Per head, in this order:
-//   1. RMS norm of q and k over the head, if q_norm and k_norm are given (Norm::Kind::Rms with norm_eps);
-//   2. RoPE of q and k. With norm_after_rope, 2 goes before 1;
-//   3. if temperature.beta is not 0: q *= 1 + temperature.beta * ln(1 + floor((p + temperature.offset) /
-//      temperature.length)), where p is the position of q's token;
-//   4. k and v are appended to the cache (so the cache holds k after RoPE);
-//   5. scores s_i = scale * q . k_i, with a soft-cap c: s_i = c * tanh(s_i / c) (Gemma 2); with slopes:
-//      s_i -= slopes[head] * (number of tokens from key i to q's) (ALiBi; Press et al. 2022). For sink cells
-//      the number is counted from the position that q is rotated for;
-//   6. weights p_i = exp(s_i) / (sum_j exp(s_j) + exp(sinks[head])), the last term only with sinks, over the
-//      keys of the sequence that the token attends to: itself, the earlier ones of its window, and in a span
-//      that is both_ways (backend.h) also the later ones;
-//   7. out = sum_i p_i v_i.
-// Without a slot for v, the values are the first head_dim_v dimensions of the cached keys (multi-head latent
-// attention). Without a slot for k, nothing is appended: the layer reads the cells that an earlier Attention
-// with the same `cache` appended for these tokens (shared K/V).
-// With a slot `chosen`, a token attends only to the cells that an Indexer wrote there; window is then 0. The slot holds one
-// list for all K/V heads, or one for each.
-// Without slots for q and out, the step only appends k (after 1 and 2) and v: devices do nothing else for it. All
-// other fields are those of a step that attends to these cells.
-struct Attention {
-    // Sliding: a token at p sees p_i with p - p_i < window. Chunked: p_i >= p - p % window.
-    enum class Window { Sliding, Chunked };
-    struct Temperature {
-        float beta = 0;
-        int32_t length = 1, offset = 0;
-    };
-    Slot q, k, v, out;
-    int32_t cache;  // index into Program::cache_layers
-    int32_t heads, kv_heads, head_dim_k, head_dim_v;
-    float scale;
-    int32_t window = 0;  // 0: all earlier keys
-    // Attention sinks, for sliding windows only (Xiao et al. 2023, StreamingLLM): the first sink_cells cells (at
-    // most 512) are visible to every token, as if they stood directly before the window. For them q is rotated
-    // for position min(p, window + sink_cells - 1), so no distance exceeds one that occurs within the window.
-    int32_t sink_cells = 0;
-    int32_t rope = -1;  // index into Program::ropes; -1: positions are not encoded
-    WeightId q_norm = kNoWeight, k_norm = kNoWeight;  // F32, [1][head_dim_k], shared by the heads
-    float norm_eps = 0;
-    bool norm_after_rope = false;
-    Window window_kind = Window::Sliding;
-    float softcap = 0;            // 0: none
-    WeightId sinks = kNoWeight;   // F32, [1][heads]
-    WeightId slopes = kNoWeight;  // F32, [1][heads]
-    Temperature temperature = {};
-    Slot chosen = kNoSlot;
-    int32_t chosen_lists = 1;  // 1 or kv_heads
-    int32_t chosen_block = 1;  // Indexer::block
-    int32_t layer = -1;
-
-    bool attends() const { return q != kNoSlot; }
-
-    static constexpr bool kMixesTokens = true;
-    void describe(auto &tell) const {
-        tell.reads(q), tell.reads(k), tell.reads(v), tell.reads(chosen), tell.writes(out);
-        tell.vector(q_norm, Use{}), tell.vector(k_norm, Use{}), tell.vector(sinks, Use{});
-        tell.vector(slopes, Use{});
-        tell.rope(rope);
-        tell.cache(CacheUse{cache, k != kNoSlot, window, sink_cells});
-    }
-};
-
-// Chooses the cells that a token attends to, `block` neighbors at a time: block i has the cells [i * block, (i + 1) * block)
-// of the sequence.
-//   q: [t][heads * head_dim], k: [t][head_dim], chosen: [t][lists() * top_k].
-//   1. RoPE of q and k;
-//   2. every head of q, and k, is multiplied by the Hadamard matrix of rotates_keys() (backend.h), which changes
-//      no product q . k;
-//   3. k is appended to the cache, in F16;
-//   4. scores of the cells of the sequence up to the token's own:
-//      with weights, [t][heads], one score: s_i = sum_h weights[h] * max(q_h . k_i, 0) (DeepSeek-V3.2, 2025);
-//      without, a score of each head, which has a list of its own: s_i = q_h . k_i (MiniMax-M3, 2026);
-//      the score of a block is the largest of its cells. NaN is below all numbers;
-//   5. a list has the numbers of top_k blocks in ascending order, as floats: of the `local` newest blocks, the last of
-//      which is the token's own, and of those with the largest scores among the others, the lower block among equals. A
-//      token with fewer blocks chooses all; -1 follows.
-// Precondition: local <= top_k, and local > 0 if block > 1.
-struct Indexer {
-    Slot q, k;
-    Slot weights;  // or kNoSlot
-    Slot chosen;
-    int32_t cache;  // index into Program::cache_layers: one head of head_dim_k = head_dim, with f16_keys
-    int32_t heads, head_dim, top_k;
-    int32_t rope = -1;  // index into Program::ropes
-    int32_t block = 1, local = 0;
-    int32_t layer = -1;
-
-    int32_t lists() const { return weights == kNoSlot ? heads : 1; }
-    int32_t chosen_cells() const { return top_k * block; }  // the most that a list has
-
-    static constexpr bool kMixesTokens = true;
-    void describe(auto &tell) const {
-        tell.reads(q), tell.reads(k), tell.reads(weights), tell.writes(chosen);
-        tell.rope(rope);
-        tell.cache(CacheUse{cache, true, 0, 0});
-    }
-};
-
 // out[t] = act(gate[t]) * up[t], or act(gate[t]) without `up`. out may be gate or up.
 //   Silu: x / (1 + exp(-x))
 //   GeluTanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)));  GeluErf: x / 2 * (1 + erf(x / sqrt(2)))
@@ -452,101 +287,6 @@ struct Experts {
         tell.vector(routing.selection_bias, Use{}), tell.vector(routing.expert_scales, some);
     }
 };
-
-// --- recurrent steps -------------------------------------------------------------------------------------
-// These steps carry a state of fixed size from token to token; `state` is an index into Program::state_layers.
-// A new sequence starts from a state of zeros. A token's arithmetic does not depend on the rest of the batch,
-// so the state after a token does not depend on how the tokens were split into batches.
-
-// A causal convolution per channel: out[t][c] = sum_j weight[j][c] * in[t - K + 1 + j][c] (+ bias[c]), j < K,
-// then SiLU if `silu`. State: the last K - 1 rows of `in`. in and out differ.
-struct ShortConv {
-    Slot in, out;
-    WeightId weight;            // F32, [K][width], K > 1
-    WeightId bias = kNoWeight;  // F32, [1][width]
-    bool silu = false;
-    int32_t state = -1;  // (K - 1) * width floats
-    int32_t layer = -1;
-
-    static constexpr bool kMixesTokens = true;
-    void describe(auto &v) const {
-        v.reads(in), v.writes(out);
-        v.vector(weight, Use{}), v.vector(bias, Use{});
-        v.state(state);
-    }
-};
-
-// The step sizes and decays of a scan from its raw gates, element by element, with x = in[t] + bias:
-//   Softplus: step = ln(1 + exp(x)); decay = exp(rate * step);
-//   Sigmoid:  decay = exp(bound / (1 + exp(-rate * x)));
-//   Exponential:  decay = exp(-exp(x))
-struct ScanGate {
-    enum class Form { Softplus, Sigmoid, Exponential };
-    Slot in;
-    Slot step = kNoSlot, decay = kNoSlot;  // same width as `in`; may be `in`
-    WeightId bias = kNoWeight;             // F32, [1][width]
-    WeightId rate = kNoWeight;             // F32, [1][n], with decay; one value for each width / n neighbors
-    Form form = Form::Softplus;
-    float bound = 0;
-    int32_t layer = -1;
-
-    static constexpr bool kMixesTokens = false;
-    void describe(auto &v) const {
-        v.reads(in), v.writes(step), v.writes(decay);
-        v.vector(bias, Use{}), v.vector(rate, Use{});
-    }
-};
-
-// Linear attention with a matrix S [dk][dv] per head. For each token, with w = decay and b = strength:
-//   S <- diag(w) S;  d = b * (v - S^T k) if `delta`, else b * v;  S <- S + k d^T;  out = S^T q (+ skip * v)
-// With erase_read and erase_write, S <- diag(w) S - erase_write (S^T erase_read)^T is the first of these. With
-// reads_before, out is S^T q of the state before the token.
-// (Gated delta rule: Yang et al. 2024; decay per key channel: Kimi Linear 2025; erase: the removal and
-// replacement keys of RWKV-7, Peng et al. 2025. Without delta: Mamba-2's scan, Dao & Gu 2024, with q = C, k = B,
-// v = x, and lightning attention, Qin et al. 2024.)
-struct LinearScan {
-    Slot q, k;                                         // [t][key_heads * dk]
-    Slot v, out;                                       // [t][heads * dv]; they differ
-    Slot decay = kNoSlot;                              // [t][heads], or [t][heads * dk]: one per key channel
-    Slot strength = kNoSlot;                           // [t][heads]; none: 1
-    Slot erase_read = kNoSlot, erase_write = kNoSlot;  // like k; both or neither, and not with `delta`
-    WeightId rate = kNoWeight;                         // F32, [1][heads]: without `decay`, w = exp(rate)
-    WeightId skip = kNoWeight;                         // F32, [1][heads]
-    int32_t heads, key_heads, dk, dv;
-    bool neighbors = false;  // head h uses key head h / (heads / key_heads), else h % key_heads
-    bool delta = false, reads_before = false;
-    int32_t state = -1;  // heads * dk * dv floats, in the device's own layout
-    int32_t layer = -1;
-
-    static constexpr bool kMixesTokens = true;
-    void describe(auto &visitor) const {
-        for (const Slot slot : {q, k, v, decay, strength, erase_read, erase_write}) visitor.reads(slot);
-        visitor.writes(out);
-        visitor.vector(rate, Use{}), visitor.vector(skip, Use{});
-        visitor.state(state);
-    }
-};
-
-// The scan of Mamba-1 (Gu & Dao 2023). Per channel c, h has n elements; for each token:
-//   h[i] <- exp(dt[c] * rate[i][c]) * h[i] + dt[c] * x[c] * b[i];  out[c] = sum_i h[i] * c[i] + skip[c] * x[c]
-struct SelectiveScan {
-    Slot x, dt, out;     // [t][width]; out differs from the others
-    Slot b, c;           // [t][n]
-    WeightId rate;       // F32, [n][width]
-    WeightId skip;       // F32, [1][width]
-    int32_t state = -1;  // n * width floats, in the device's own layout
-    int32_t layer = -1;
-
-    static constexpr bool kMixesTokens = true;
-    void describe(auto &v) const {
-        for (const Slot slot : {x, dt, b, c}) v.reads(slot);
-        v.writes(out);
-        v.vector(rate, Use{}), v.vector(skip, Use{});
-        v.state(state);
-    }
-};
-
-// ---------------------------------------------------------------------------------------------------------
 
 // logits[r] = scale * (W in[row r's token] + bias), with a soft-cap c then c * tanh(that / c). Computed only
 // for the tokens whose logits the batch requests.
