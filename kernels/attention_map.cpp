@@ -40,7 +40,7 @@ Row vector_of(const Program &program, WeightId id) {
     return {data, data + weight.rows * weight.cols * weight.count};
 }
 
-// Norm and RoPE (steps 1 and 2 of Attention, program.h) of every head of a row.
+// Norm and RoPE (steps 1 and 2 of Attention, attention_steps.h) of every head of a row.
 Row turned(const Program &program, const Attention &step, Row row, WeightId norm, int32_t position) {
     const Row weight = vector_of(program, norm);
     for (size_t at = 0; at < row.size(); at += static_cast<size_t>(step.head_dim_k)) {

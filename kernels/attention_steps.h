@@ -68,8 +68,9 @@ struct Attention {
     WeightId slopes = kNoWeight;  // F32, [1][heads]
     Temperature temperature = {};
     Slot chosen = kNoSlot;
-    int32_t chosen_lists = 1;  // 1 or kv_heads
-    int32_t chosen_block = 1;  // Indexer::block
+    int32_t chosen_lists = 1;    // 1 or kv_heads
+    int32_t chosen_block = 1;    // Indexer::block
+    bool chosen_pooled = false;  // Indexer::pooled
     int32_t layer = -1;
 
     bool attends() const { return q != kNoSlot; }
@@ -94,11 +95,13 @@ struct Attention {
 //   4. scores of the cells of the sequence up to the token's own:
 //      with weights, [t][heads], one score: s_i = sum_h weights[h] * max(q_h . k_i, 0) (DeepSeek-V3.2, 2025);
 //      without, a score of each head, which has a list of its own: s_i = q_h . k_i (MiniMax-M3, 2026);
-//      the score of a block is the largest of its cells. NaN is below all numbers;
+//      the score of a block is the largest of its cells, or with `pooled` that of its last cell, whose key stands for all of
+//      them (Qwen3.8, 2026). NaN is below all numbers;
 //   5. a list has the numbers of top_k blocks in ascending order, as floats: of the `local` newest blocks, the last of
-//      which is the token's own, and of those with the largest scores among the others, the lower block among equals. A
-//      token with fewer blocks chooses all; -1 follows.
-// Precondition: local <= top_k, and local > 0 if block > 1.
+//      which is the token's own, and of those with the largest scores among the others, the lower block among equals. With
+//      `pooled`, only whole blocks are compared: top_k - 1 of them are chosen, and besides them the block that the token's
+//      own cell leaves unfinished, if it does. A token with fewer blocks chooses all; -1 follows.
+// Precondition: local <= top_k, and local > 0 if block > 1; with pooled, local = 0 and block > 1.
 struct Indexer {
     Slot q, k;
     Slot weights;  // or kNoSlot
@@ -107,10 +110,13 @@ struct Indexer {
     int32_t heads, head_dim, top_k;
     int32_t rope = -1;  // index into Program::ropes
     int32_t block = 1, local = 0;
+    bool pooled = false;
     int32_t layer = -1;
 
     int32_t lists() const { return weights == kNoSlot ? heads : 1; }
     int32_t chosen_cells() const { return top_k * block; }  // the most that a list has
+    // A token that sees at most so many cells chooses all of them.
+    int32_t all_cells() const { return chosen_cells() - pooled; }
 
     static constexpr bool kMixesTokens = true;
     void describe(auto &tell) const {

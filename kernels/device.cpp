@@ -12,6 +12,7 @@
 #include "kernels/cuda/runtime/devices.h"
 #include "kernels/cuda/runtime/probe.h"
 #include "kernels/cuda/runtime/switches.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels {
 namespace {
@@ -30,6 +31,10 @@ class CpuDevice final : public Device {
         constexpr size_t kWork = size_t{256} << 20;
         MemoryNeed need{.cache = cache_need(program, cache, max_tokens), .work = kWork, .mapped = true};
         for (const Weight &weight : program.weights) need.weights += weight.bytes();
+        // A token reads a few rows of these tables, which may be larger than the memory.
+        for_each_step<HashedEmbed>(program, [&](const HashedEmbed &step) {
+            need.weights -= program.weights[static_cast<size_t>(step.table)].bytes();
+        });
         return need;
     }
     size_t cache_need(const Program &program, const CacheConfig &cache, int32_t) const override {

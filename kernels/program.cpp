@@ -32,6 +32,18 @@ struct ByteCounter : StepVisitor {
 
 }  // namespace
 
+size_t HashedEmbed::row(const Hash &hash, const float *tokens, size_t head) {
+    const size_t grams = head / static_cast<size_t>(hash.heads_per_gram) + 2;
+    uint64_t mixed = 0;
+    bool ended = false;
+    for (size_t i = 0; i < grams; ++i) {
+        const auto id = static_cast<int64_t>(tokens[i]) - 1;
+        ended = ended || (i > 0 && (id < 0 || id == hash.end));
+        mixed ^= hash.multipliers[i] * static_cast<uint64_t>(ended ? hash.end : id);
+    }
+    return static_cast<size_t>(hash.heads[head].offset + mixed % hash.heads[head].size);
+}
+
 size_t Program::weight_bytes_per_token() const {
     ByteCounter counter{{}, weights};
     for (const Step &step : steps) describe(step, counter);

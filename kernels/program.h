@@ -28,9 +28,10 @@
 
 namespace runnel::kernels {
 
-// out[t] = scale * table[token[t]] (+ positions[min(position[t], rows - 1)])
+// out[t] = scale * table[token[t]] (+ positions[min(position[t], rows - 1)]). Without a table, out is one float: the token's
+// id + 1.
 struct Embed {
-    WeightId table;
+    WeightId table;  // or kNoWeight
     Slot out;
     float scale = 1;
     WeightId positions = kNoWeight;  // learned position embeddings, [positions][width]
@@ -38,6 +39,33 @@ struct Embed {
 
     static constexpr bool kMixesTokens = false;
     void describe(auto &tell) const { tell.writes(out), tell.row(table), tell.row(positions); }
+};
+
+// Rows of a table that a hash of the last n tokens chooses. tokens: [t][n], the ids + 1 of a token and of the n - 1 before it, the
+// newest first; 0 where there is none. For every head, out[t] has a row of the table, one after the other:
+//   row = offset + (m_0 id_0 xor m_1 id_1 xor ... xor m_(g-1) id_(g-1)) mod size
+// in unsigned 64-bit arithmetic, with the head's offset and size, and the multipliers m; the first heads_per_gram heads hash g = 2
+// tokens, the next ones 3, and so on up to n. From the first earlier token on that is missing or is `end`, id is `end`.
+// (The n-gram embeddings of Qwen3.8's qwen4exp, 2026.)
+struct HashedEmbed {
+    struct Head {
+        uint64_t offset, size;  // size > 0; offset + size is at most the number of rows
+    };
+    struct Hash {
+        std::vector<uint64_t> multipliers;  // n > 1
+        std::vector<Head> heads;            // (n - 1) * heads_per_gram
+        int32_t heads_per_gram;
+        int32_t end;  // a token's id
+    };
+    // The row that a head chooses. tokens: [n].
+    static size_t row(const Hash &hash, const float *tokens, size_t head);
+    Slot tokens, out;
+    WeightId table;  // [rows][width of out / heads]
+    std::shared_ptr<const Hash> hash;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const { tell.reads(tokens), tell.writes(out), tell.row(table); }
 };
 
 // out[t] = scale * (norm(in[t]) (+ add[t])), where norm() takes the whole row, or each of `parts` equal
@@ -187,7 +215,7 @@ struct Lerp {
 //   (gpt-oss);  Sigmoid: 1 / (1 + exp(-x));  Identity: x;  Relu: max(x, 0);  Tanh: tanh(x)
 //   SiluThenLimit: min(Silu(gate), positive) * min(max(up, -positive), positive);  LimitThenSilu: the same with
 //   Silu(min(gate, positive)); both need up (Step 3.5; Maple)
-//   Clamp: min(max(x, negative), positive)
+//   Clamp: min(max(x, negative), positive);  SignedRoot: sign(x) * sqrt(max(|x|, positive)), 0 for x = 0
 //   XIelu: positive * x^2 + beta * x for x > 0, else negative * (exp(min(x, eps)) - 1 - x) + beta * x
 //   (Huang & Schlag 2025; Apertus)
 struct Activation {
@@ -204,9 +232,10 @@ struct Activation {
         XIelu,
         SiluThenLimit,
         LimitThenSilu,
-        Tanh
+        Tanh,
+        SignedRoot
     };
-    struct Parameters {  // of Clamp, XIelu, SiluThenLimit and LimitThenSilu
+    struct Parameters {  // of Clamp, XIelu, SignedRoot, SiluThenLimit and LimitThenSilu
         float positive = 0, negative = 0, beta = 0, eps = 0;
     };
     Slot gate, up, out;
@@ -305,8 +334,9 @@ struct Logits {
     }
 };
 
-using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Rotate, Mix, Lerp, Attention, Indexer,
-                          Activation, Experts, ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
+using Step =
+    std::variant<Embed, HashedEmbed, Norm, Linear, HeadLinear, Copy, Rotate, Mix, Lerp, Attention, Indexer,
+                 Activation, Experts, ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>
 concept DescribedStep = requires(S step, const S &fixed, StepVisitor &visitor) {

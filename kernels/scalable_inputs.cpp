@@ -14,7 +14,8 @@ namespace {
 std::string name_of(const Step &step) {
     return std::visit(
         Overloaded{
-            [](const Embed &) { return "the token table"; }, [](const Norm &) { return "a norm"; },
+            [](const Embed &) { return "the token table"; },
+            [](const HashedEmbed &) { return "a table of n-grams"; }, [](const Norm &) { return "a norm"; },
             [](const Linear &) { return "a matrix"; }, [](const HeadLinear &) { return "a matrix per head"; },
             [](const Copy &) { return "a copy of slices"; }, [](const Rotate &) { return "a rotation"; },
             [](const Mix &) { return "a mix of slices"; }, [](const Lerp &) { return "an interpolation"; },

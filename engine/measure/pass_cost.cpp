@@ -85,8 +85,8 @@ void add_indexer(const Program &program, const Indexer &indexer, int64_t depth, 
                  decode::CacheTypes types, PassCost &cost) {
     const double cell = cell_bytes(program.cache_layers[static_cast<size_t>(indexer.cache)], types);
     cost.cache_written += cell * static_cast<double>(tokens);
-    // A token with at most top_k blocks chooses all without scores.
-    const int64_t first = std::max(depth, int64_t{indexer.chosen_cells()}), end = depth + tokens;
+    // A token that sees no more chooses all without scores.
+    const int64_t first = std::max(depth, int64_t{indexer.all_cells()}), end = depth + tokens;
     if (first >= end) return;
     cost.cache_read += cell * static_cast<double>(end);
     double pairs = 0;

@@ -77,13 +77,16 @@ void apply_factors(const gguf::File &file, Builder &builder) {
     };
     for (kernels::Step &step : builder.program().steps)
         std::visit(kernels::Overloaded{
-                       [&](kernels::Embed &s) { s.scale *= factors.of(s.table); },
+                       [&](kernels::Embed &s) {
+                           if (s.table != kNoWeight) s.scale *= factors.of(s.table);
+                       },
                        [&](kernels::Linear &s) {
                            for (kernels::Linear::Part &part : s.parts)
                                multiply(part.weight, part.scale, part.bias);
                        },
                        [&](kernels::Logits &s) { multiply(s.weight, s.scale, s.bias); },
                        // One factor cannot apply to several matrices: the file's factors remain unused.
+                       [](kernels::HashedEmbed &) {},
                        [](kernels::HeadLinear &) {},
                        [](kernels::Experts &) {},
                        // Steps without matrices.

@@ -50,6 +50,7 @@ void emit_gpt_oss(Builder &);
 void emit_glm4moe(Builder &);
 void emit_minimax_m2(Builder &);
 void emit_minimax_m3(Builder &);
+void emit_qwen4exp(Builder &);
 void emit_ernie4_5_moe(Builder &);
 void emit_hunyuan_moe(Builder &);
 void emit_deepseek2(Builder &);

@@ -63,7 +63,7 @@ void check_same_tokens(const Model &target, const gguf::File &target_file, const
 const Embed &embedding_of(const Model &target, const gguf::File &head) {
     const Embed *found = nullptr;
     for_each_step<Embed>(target.program, [&](const Embed &embed) {
-        if (!found) found = &embed;
+        if (!found && embed.table != kNoWeight) found = &embed;
     });
     if (!found) fail(head, "the target has no token embeddings");
     return *found;

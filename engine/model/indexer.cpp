@@ -34,17 +34,20 @@ void check_indexed_context(const Builder &b) {
                           "contexts longer than " + std::to_string(kMostCells) + " tokens are not supported");
 }
 
+IndexSizes read_index_sizes(const Builder &b) {
+    const Metadata &m = b.metadata();
+    const IndexSizes sizes{{m.required_integer(kIndexerHeads, 1, 65536), kIndexerHeads},
+                           {m.required_integer(kIndexerKey, 1, 65536), kIndexerKey}};
+    if (b.hyper().rope_dimensions > sizes.key.value)
+        m.fail(kIndexerKey, "is smaller than " + b.hyper().architecture + ".rope.dimension_count");
+    return sizes;
+}
+
 Indexers read_indexers(Builder &b, int32_t top_k) {
     const Metadata &m = b.metadata();
     check_indexed_context(b);
-    const char *heads = "attention.indexer.head_count", *key = "attention.indexer.key_length";
-    Indexers indexers{{m.required_integer(heads, 1, 65536), heads},
-                      {m.required_integer(key, 1, 65536), key},
-                      top_k,
-                      -1,
-                      own_indexers(b)};
-    if (b.hyper().rope_dimensions > indexers.key.value)
-        m.fail(key, "is smaller than " + b.hyper().architecture + ".rope.dimension_count");
+    const IndexSizes sizes = read_index_sizes(b);
+    Indexers indexers{sizes.heads, sizes.key, top_k, -1, own_indexers(b)};
     if (m.integer("attention.q_lora_rank", 0, 65536).value_or(0) == 0)
         m.fail("attention.q_lora_rank", "an indexer reads latent queries, and there are none");
     // The first dimensions are rotated, in other pairs than those of attention in deepseek32.
@@ -97,6 +100,32 @@ void emit_indexer(Builder &b, const Indexers &all, int32_t layer, Slot in, Slot 
                   .head_dim = static_cast<int32_t>(key),
                   .top_k = all.top_k,
                   .rope = all.rope});
+}
+
+IndexRows emit_index_rows(Builder &b, const IndexSizes &sizes, int32_t layer, Slot in) {
+    const std::string prefix = layer_prefix(layer) + "indexer.";
+    const Size width{b.hyper().embedding_length, "embedding_length"},
+        rows{sizes.heads.value * sizes.key.value,
+             "attention.indexer.head_count * attention.indexer.key_length"};
+    const IndexRows out{b.slot("index queries", rows.value), b.slot("index key", sizes.key.value)};
+    b.add(Linear{in,
+                 {{b.matrix(prefix + "q_proj.weight", rows, width), kNoWeight, out.q, kNoSlot},
+                  {b.matrix(prefix + "k_proj.weight", sizes.key, width), kNoWeight, out.k, kNoSlot}}});
+    b.add(Norm{.in = out.q,
+               .out = out.q,
+               .weight = b.vector(prefix + "q_norm.weight", sizes.key),
+               .eps = b.hyper().norm_epsilon,
+               .parts = static_cast<int32_t>(sizes.heads.value)});
+    return out;
+}
+
+WeightId index_key_norm(Builder &b, const IndexSizes &sizes, int32_t layer) {
+    return b.vector(layer_prefix(layer) + "indexer.k_norm.weight", sizes.key);
+}
+
+void ignore_index_rows(Builder &b, int32_t layer) {
+    for (const char *name : {"q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight"})
+        b.ignore(layer_prefix(layer) + "indexer." + name);
 }
 
 }  // namespace runnel::model

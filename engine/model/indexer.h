@@ -18,7 +18,9 @@ struct Indexers {
     bool in(int32_t layer) const { return own[static_cast<size_t>(layer)]; }
 };
 
-inline constexpr const char *kIndexerTopK = "attention.indexer.top_k";
+inline constexpr const char *kIndexerTopK = "attention.indexer.top_k",
+                            *kIndexerHeads = "attention.indexer.head_count",
+                            *kIndexerKey = "attention.indexer.key_length";
 
 // Throws ModelError if the chosen context is longer than indexers support.
 void check_indexed_context(const Builder &builder);
@@ -32,5 +34,21 @@ kernels::Slot chosen_cells(Builder &builder, const Indexers &indexers);
 // Chooses them in a layer with an indexer. `in`: the layer's input; latent_q: its latent queries, of width q_rank.
 void emit_indexer(Builder &builder, const Indexers &indexers, int32_t layer, kernels::Slot in,
                   kernels::Slot latent_q, Size q_rank);
+
+// Indexers whose queries are projections of the layer's input (MiniMax-M3, Qwen3.8).
+struct IndexSizes {
+    Size heads, key;  // of index queries and keys
+};
+// Reads the keys of the file. Throws ModelError.
+IndexSizes read_index_sizes(const Builder &builder);
+struct IndexRows {
+    kernels::Slot q, k;
+};
+// The queries, with the norm of heads, and the key without its norm.
+IndexRows emit_index_rows(Builder &builder, const IndexSizes &sizes, int32_t layer, kernels::Slot in);
+// The weights of the key's norm.
+kernels::WeightId index_key_norm(Builder &builder, const IndexSizes &sizes, int32_t layer);
+// Ignores the tensors of a layer.
+void ignore_index_rows(Builder &builder, int32_t layer);
 
 }  // namespace runnel::model

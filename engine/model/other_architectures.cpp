@@ -40,7 +40,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"deepseek4", "it needs compressed keys, hyper-connections and routing by token id"},
     {"hy_v4", "it needs an indexer and hyper-connections"},
     {"glm5-next", "it needs an indexer and hyper-connections"},
-    {"qwen4exp", "it needs an indexer, hyper-connections and a table of n-grams"},
     {"grovemoe", "a mixture of experts; it needs experts that share chunks"},
     {"graniteswitch", "it needs adapters selected by tokens"},
     {"hrm_text", "it needs cycles over stacks of layers"},

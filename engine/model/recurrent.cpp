@@ -32,7 +32,7 @@ class GatedDelta : Mixer {
         beta_ = b_.slot("delta beta", heads_.value), alpha_ = b_.slot("delta alpha", heads_.value);
     }
 
-    void emit(const SubLayer &sublayer) {
+    void emit(const SubLayer &sublayer, Activation::Kind gate) {
         projections(sublayer.in);
         gates(sublayer.in);
         const Slot q = b_.slot("convolved q", keys_.value), k = b_.slot("convolved k", keys_.value),
@@ -65,7 +65,7 @@ class GatedDelta : Mixer {
                     .weight = b_.vector(name("ssm_norm.weight"), {value_dims_, "ssm.inner_size / heads"}),
                     .eps = b_.hyper().norm_epsilon,
                     .parts = heads});
-        b_.add(Activation{z_, out, out, Activation::Kind::Silu});
+        b_.add(Activation{z_, out, out, gate});
         project("ssm_out", values_, out, sublayer);
     }
 
@@ -335,7 +335,8 @@ class GatedAttention : Mixer {
   public:
     using Mixer::Mixer;
 
-    void emit(const SubLayer &sublayer, int32_t rope, int32_t kv_heads) {
+    void emit(const SubLayer &sublayer, int32_t rope, int32_t kv_heads,
+              const std::function<void(Attention &)> &before) {
         const HyperParameters &h = b_.hyper();
         const int64_t head = h.key_length;
         if (h.value_length != h.key_length)
@@ -355,20 +356,22 @@ class GatedAttention : Mixer {
                           {part("attn_q", both, rows), part("attn_k", kv, key), part("attn_v", kv, value)}});
         b_.add(Copy{rows, query, {0, 2 * head}, {0, head}, h.head_count, head});
         b_.add(Copy{rows, gate, {head, 2 * head}, {0, head}, h.head_count, head});
-        b_.add(Attention{.q = query,
-                         .k = key,
-                         .v = value,
-                         .out = attended,
-                         .cache = b_.cache_layer({kv_heads, h.key_length, h.key_length}, 0),
-                         .heads = h.head_count,
-                         .kv_heads = kv_heads,
-                         .head_dim_k = h.key_length,
-                         .head_dim_v = h.key_length,
-                         .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head))),
-                         .rope = rope,
-                         .q_norm = b_.vector(name("attn_q_norm.weight"), of_head),
-                         .k_norm = b_.vector(name("attn_k_norm.weight"), of_head),
-                         .norm_eps = h.norm_epsilon});
+        Attention step{.q = query,
+                       .k = key,
+                       .v = value,
+                       .out = attended,
+                       .cache = b_.cache_layer({kv_heads, h.key_length, h.key_length}, 0),
+                       .heads = h.head_count,
+                       .kv_heads = kv_heads,
+                       .head_dim_k = h.key_length,
+                       .head_dim_v = h.key_length,
+                       .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(head))),
+                       .rope = rope,
+                       .q_norm = b_.vector(name("attn_q_norm.weight"), of_head),
+                       .k_norm = b_.vector(name("attn_k_norm.weight"), of_head),
+                       .norm_eps = h.norm_epsilon};
+        if (before) before(step);
+        b_.add(step);
         b_.add(Activation{gate, attended, attended, Activation::Kind::Sigmoid});
         project("attn_output", q, attended, sublayer);
     }
@@ -404,8 +407,9 @@ std::vector<bool> recurrent_layers(const Builder &b, int64_t interval) {
     return recurrent;
 }
 
-void emit_gated_delta(Builder &b, int32_t layer, const SubLayer &sublayer, bool grouped) {
-    GatedDelta(b, layer, grouped).emit(sublayer);
+void emit_gated_delta(Builder &b, int32_t layer, const SubLayer &sublayer, bool grouped,
+                      Activation::Kind gate) {
+    GatedDelta(b, layer, grouped).emit(sublayer, gate);
 }
 void emit_mamba2_mixer(Builder &b, int32_t layer, const SubLayer &sublayer, bool normed) {
     Mamba2(b, layer, normed).emit(sublayer);
@@ -419,9 +423,9 @@ void emit_plamo2_mixer(Builder &b, int32_t layer, const SubLayer &sublayer) {
 void emit_short_conv(Builder &b, int32_t layer, const SubLayer &sublayer) {
     GatedConv(b, layer).emit(sublayer);
 }
-void emit_gated_attention(Builder &b, int32_t layer, const SubLayer &sublayer, int32_t rope,
-                          int32_t kv_heads) {
-    GatedAttention(b, layer).emit(sublayer, rope, kv_heads);
+void emit_gated_attention(Builder &b, int32_t layer, const SubLayer &sublayer, int32_t rope, int32_t kv_heads,
+                          const std::function<void(Attention &)> &before) {
+    GatedAttention(b, layer).emit(sublayer, rope, kv_heads, before);
 }
 
 }  // namespace runnel::model

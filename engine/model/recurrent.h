@@ -2,6 +2,7 @@
 // converter; sizes come from the ssm.* keys.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "engine/model/decoder.h"
@@ -18,7 +19,9 @@ std::vector<bool> recurrent_layers(const Builder &builder, int64_t interval);
 // Gated delta net (Qwen3-Next, Qwen3.5): Q, K and V through a short convolution, unit keys and queries, the
 // delta rule, a norm of each head, and a gate. grouped: value head h uses key head h / (value heads / key
 // heads), else h mod key heads. Also reads files with ssm_ba and ssm_in, whose rows are interleaved by key head.
-void emit_gated_delta(Builder &builder, int32_t layer, const SubLayer &sublayer, bool grouped);
+// gate: Silu or Sigmoid.
+void emit_gated_delta(Builder &builder, int32_t layer, const SubLayer &sublayer, bool grouped,
+                      kernels::Activation::Kind gate = kernels::Activation::Kind::Silu);
 
 // Mamba-2: [z x B C dt] = ssm_in in; x, B and C through a short convolution; scan; gate, then norm of each group
 // (without `normed`, only if there is ssm_norm).
@@ -44,8 +47,9 @@ void emit_lightning(Builder &builder, int32_t layer, const SubLayer &sublayer);
 void emit_short_conv(Builder &builder, int32_t layer, const SubLayer &sublayer);
 
 // Attention whose output is multiplied by the sigmoid of a gate: attn_q has, for each head, rows of the query
-// and then of the gate (Qwen3-Next, Qwen3.5). Heads are normalized and rotated.
+// and then of the gate (Qwen3-Next, Qwen3.5). Heads are normalized and rotated. before: called with the attention step before it
+// is added; may change it, and add steps.
 void emit_gated_attention(Builder &builder, int32_t layer, const SubLayer &sublayer, int32_t rope,
-                          int32_t kv_heads);
+                          int32_t kv_heads, const std::function<void(kernels::Attention &)> &before = {});
 
 }  // namespace runnel::model

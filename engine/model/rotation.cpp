@@ -216,7 +216,7 @@ class Rewriter {
 };
 
 void Rewriter::add(const Embed &step) {
-    if (!takes(r_.tables, step.table)) return keep(step);
+    if (step.table == kNoWeight || !takes(r_.tables, step.table)) return keep(step);
     if (step.positions != kNoWeight)
         r_.fail("inverse_weight_names", "a rotated table beside learned positions is not supported");
     const int64_t width = program_.slots[static_cast<size_t>(step.out)].width;

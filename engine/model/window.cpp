@@ -15,7 +15,7 @@ using namespace kernels;
 
 static void narrow(Indexer &step, int32_t, int32_t) {
     throw ModelError("--window does not work with sparse attention: choose a context of at most " +
-                     std::to_string(step.chosen_cells()) + " tokens (-c), which needs no indexer");
+                     std::to_string(step.all_cells()) + " tokens (-c), which needs no indexer");
 }
 static void narrow(Attention &step, int32_t window, int32_t sinks) {
     if (step.window != 0 && (step.window <= window || step.window_kind != Attention::Window::Sliding)) return;
@@ -24,6 +24,7 @@ static void narrow(Attention &step, int32_t window, int32_t sinks) {
 }
 // Steps without a cache: unchanged.
 static void narrow(Embed &, int32_t, int32_t) {}
+static void narrow(HashedEmbed &, int32_t, int32_t) {}
 static void narrow(Norm &, int32_t, int32_t) {}
 static void narrow(Linear &, int32_t, int32_t) {}
 static void narrow(HeadLinear &, int32_t, int32_t) {}

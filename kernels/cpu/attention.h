@@ -73,10 +73,12 @@ struct AttentionTile {
     int32_t last_distance_cell = INT32_MAX;  // distances are counted from this cell at most
     // The cells that token t attends to, or null: with `own` its cell, the first min(chosen_count, own / chosen_block + 1)
     // elements of chosen + t * chosen_stride are numbers of blocks of cells (Indexer::block), ascending. With blocks of
-    // more than one cell, the last of them is the token's own. window is then 0.
+    // more than one cell, the last of them is the token's own. chosen_pooled (Indexer::pooled): if the token's cell is the last
+    // of its block, the list has one number less at most, and its own block only if that was chosen. window is then 0.
     const float *chosen = nullptr;
     int64_t chosen_stride = 0;
     int32_t chosen_count = 0, chosen_block = 1;
+    bool chosen_pooled = false;
 };
 
 // The first cell after the sink cells that a token in cell `own` attends to: own - window + 1, or, chunked,
@@ -94,7 +96,7 @@ constexpr int32_t visible_end(const AttentionTile &tile, int32_t own) {
     return end < tile.end_cell ? end : tile.end_cell;
 }
 
-// The scores of an Indexer (program.h) for consecutive tokens of one sequence and the cells of some pages.
+// The scores of an Indexer (attention_steps.h) for consecutive tokens of one sequence and the cells of some pages.
 struct IndexTile {
     KvPages pages;         // of the index keys
     const float *q;        // row (t, h): q + t * q_stride + h * head_dim_k, rotated as the keys are

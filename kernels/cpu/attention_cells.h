@@ -56,8 +56,10 @@ inline int32_t own_cell(const AttentionTile &tile, int32_t token) {
 
 // How many blocks a token chooses.
 inline int32_t chosen_count(const AttentionTile &tile, int32_t token) {
-    const int32_t blocks = own_cell(tile, token) / tile.chosen_block + 1;
-    return blocks < tile.chosen_count ? blocks : tile.chosen_count;
+    const int32_t cells = own_cell(tile, token) + 1,
+                  blocks = (cells + tile.chosen_block - 1) / tile.chosen_block;
+    const int32_t most = tile.chosen_count - (tile.chosen_pooled && cells % tile.chosen_block == 0);
+    return blocks < most ? blocks : most;
 }
 
 // The number of the i-th of them.

@@ -220,7 +220,8 @@ AttentionTile AttentionRunner::tile(const Attention &a, const SequenceSpan &sequ
                       : row(a.chosen, sequence.first + first) + (a.chosen_lists == 1 ? 0 : kv_head * chosen),
         .chosen_stride = a.chosen == kNoSlot ? 0 : width(a.chosen),
         .chosen_count = static_cast<int32_t>(chosen),
-        .chosen_block = a.chosen_block};
+        .chosen_block = a.chosen_block,
+        .chosen_pooled = a.chosen_pooled};
 }
 
 size_t AttentionRunner::partials_of(const Attention &a, const CacheConfig &cache) const {

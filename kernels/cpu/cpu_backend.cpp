@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/attention_runner.h"
 #include "kernels/cpu/divided_attention.h"
+#include "kernels/cpu/embed_runner.h"
 #include "kernels/cpu/experts.h"
 #include "kernels/cpu/indexer_runner.h"
 #include "kernels/cpu/linear.h"
@@ -123,7 +124,12 @@ class CpuBackend final : public Backend {
     };
     WorkSpace work_space() const;
     void reserve_work_space();
-    void run(const EmbedPhase &phase, Worker &worker) noexcept;
+    void run(const EmbedPhase &phase, Worker &worker) noexcept {
+        embeddings_.run(phase.step, *batch_, worker.rows, worker.thread);
+    }
+    void run(const HashedEmbedPhase &phase, Worker &worker) noexcept {
+        embeddings_.run(phase.step, worker.rows, worker.thread);
+    }
     void run(const PreparePhase &phase, Worker &worker) noexcept;
     void run(const MultiplyPhase &phase, Worker &worker) noexcept;
     void run(const AppendPhase &phase, Worker &worker) noexcept {
@@ -160,7 +166,6 @@ class CpuBackend final : public Backend {
 
     void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                  int64_t col1) noexcept;
-    void add_position(const Weight &table, size_t t, int thread, float *out) noexcept;
     void normalize(const Norm &norm, int32_t token) noexcept;
     void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
                   const Weight *after) noexcept;
@@ -197,6 +202,7 @@ class CpuBackend final : public Backend {
     ExpertRunner experts_;
     ScanRunner scans_;
     RowRunner rows_;
+    EmbedRunner embeddings_;
 
     // The current batch.
     const Batch *batch_ = nullptr;
@@ -272,6 +278,12 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
                          .states = &states_,
                          .slots = slots_});
     rows_ = RowRunner({.program = &program_, .kernels = isa_.vector, .pool = pool_.get(), .slots = slots_});
+    embeddings_ = EmbedRunner({.program = &program_,
+                               .linear = isa_.linear,
+                               .vector = isa_.vector,
+                               .pool = pool_.get(),
+                               .slots = slots_,
+                               .scratch = scratch_});
 }
 
 void CpuBackend::reserve_activations() {
@@ -287,35 +299,35 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
     const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
     const auto enlarge = [](size_t &bytes, size_t more) { bytes = std::max(bytes, more); };
     for (const Step &step : program_.steps)
-        std::visit(Overloaded{
-                       [&](const Embed &s) {
-                           if (s.positions != kNoWeight) enlarge(need.scratch, floats(width(s.out)));
-                       },
-                       [&](const Linear &s) {
-                           for (const Linear::Part &part : s.parts)
-                               if (part.add != kNoSlot)
-                                   enlarge(need.product, floats(max_tokens_ * weight(part.weight).rows));
-                       },
-                       [&](const HeadLinear &s) {
-                           const Weight &w = weight(s.weight);
-                           enlarge(need.packed_head, packed_bytes(act_format(w.type), w.cols, max_tokens_));
-                       },
-                       [&](const Attention &s) { enlarge(need.scratch, AttentionRunner::scratch_bytes(s)); },
-                       [&](const Indexer &s) { enlarge(need.scratch, IndexerRunner::scratch_bytes(s)); },
-                       [](const Norm &) {},
-                       [](const Copy &) {},
-                       [](const Rotate &) {},
-                       [](const Mix &) {},
-                       [](const Lerp &) {},
-                       [](const Activation &) {},
-                       [](const Experts &) {},
-                       [](const ShortConv &) {},
-                       [](const ScanGate &) {},
-                       [](const LinearScan &) {},
-                       [](const SelectiveScan &) {},
-                       [](const Logits &) {},
-                   },
-                   step);
+        std::visit(
+            Overloaded{
+                [&](const Embed &s) { enlarge(need.scratch, EmbedRunner::scratch_bytes(program_, s)); },
+                [](const HashedEmbed &) {},
+                [&](const Linear &s) {
+                    for (const Linear::Part &part : s.parts)
+                        if (part.add != kNoSlot)
+                            enlarge(need.product, floats(max_tokens_ * weight(part.weight).rows));
+                },
+                [&](const HeadLinear &s) {
+                    const Weight &w = weight(s.weight);
+                    enlarge(need.packed_head, packed_bytes(act_format(w.type), w.cols, max_tokens_));
+                },
+                [&](const Attention &s) { enlarge(need.scratch, AttentionRunner::scratch_bytes(s)); },
+                [&](const Indexer &s) { enlarge(need.scratch, IndexerRunner::scratch_bytes(s)); },
+                [](const Norm &) {},
+                [](const Copy &) {},
+                [](const Rotate &) {},
+                [](const Mix &) {},
+                [](const Lerp &) {},
+                [](const Activation &) {},
+                [](const Experts &) {},
+                [](const ShortConv &) {},
+                [](const ScanGate &) {},
+                [](const LinearScan &) {},
+                [](const SelectiveScan &) {},
+                [](const Logits &) {},
+            },
+            step);
     return need;
 }
 
@@ -388,29 +400,6 @@ bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
     return stop.load(std::memory_order_relaxed);
 }
 
-void CpuBackend::run(const EmbedPhase &phase, Worker &worker) noexcept {
-    const Weight &table = weight(phase.step.table);
-    const size_t row_bytes = gguf::row_bytes(table.type, table.cols);
-    pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
-        for (int64_t t = t0; t < t1; ++t) {
-            const size_t token = static_cast<size_t>(batch_->tokens[static_cast<size_t>(t)]);
-            float *out = row(phase.step.out, static_cast<int32_t>(t));
-            isa_.linear->dequantize(table.type, table.data + token * row_bytes, table.cols, out);
-            if (phase.step.scale != 1) isa_.vector->scale(phase.step.scale, out, table.cols, out);
-            if (phase.step.positions != kNoWeight)
-                add_position(weight(phase.step.positions), static_cast<size_t>(t), worker.thread, out);
-        }
-    });
-}
-
-void CpuBackend::add_position(const Weight &table, size_t t, int thread, float *out) noexcept {
-    const int64_t position = std::min<int64_t>(batch_->positions[t], table.rows - 1);
-    const size_t offset = static_cast<size_t>(position) * gguf::row_bytes(table.type, table.cols);
-    float *learned = scratch_[static_cast<size_t>(thread)].as<float>();
-    isa_.linear->dequantize(table.type, table.data + offset, table.cols, learned);
-    isa_.vector->add(out, learned, table.cols, out);
-}
-
 void CpuBackend::normalize(const Norm &norm, int32_t token) noexcept {
     const int64_t n = width(norm.in) / norm.parts;
     const bool shared = norm.weight == kNoWeight || weight(norm.weight).cols == n;
@@ -476,6 +465,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
                        [&](const LogitsPhase &p) { next = &weight(p.step.weight); },
                        [&](const ExpertsPhase &p) { known = p.phase != ExpertRunner::Phase::Route; },
                        [](const EmbedPhase &) {},
+                       [](const HashedEmbedPhase &) {},
                        [](const PreparePhase &) {},
                        [](const AppendPhase &) {},
                        [](const AttendPhase &) {},

@@ -66,6 +66,14 @@ void choose_largest(std::span<const float> scores, int32_t count, float *chosen)
 
 void choose_blocks(const Indexer &step, std::span<float> scores, float *chosen) noexcept {
     const auto cells = static_cast<int32_t>(scores.size());
+    if (step.pooled && cells > step.all_cells()) {
+        const int32_t whole = cells / step.block;
+        for (int32_t i = 0; i < whole; ++i)
+            scores[static_cast<size_t>(i)] = scores[static_cast<size_t>((i + 1) * step.block - 1)];
+        choose_largest(scores.first(static_cast<size_t>(whole)), step.top_k - 1, chosen);
+        chosen[step.top_k - 1] = cells % step.block != 0 ? static_cast<float>(whole) : -1.0f;
+        return;
+    }
     const int32_t count = (cells + step.block - 1) / step.block, local = count > step.top_k ? step.local : 0;
     if (count > step.top_k && step.block > 1)
         for (int32_t i = 0; i < count; ++i) {
@@ -96,12 +104,12 @@ IndexerRunner::IndexerRunner(const Surroundings &surroundings, const CacheConfig
     scores_ = LazyBuffer(static_cast<size_t>(cells_ * lists) * sizeof(float), "the indexer");
 }
 
-// Tokens [first, end) of the batch, of one sequence, that have more than top_k blocks, and the ranges of their cells.
+// Tokens [first, end) of the batch, of one sequence, that do not choose all cells, and the ranges of their cells.
 struct IndexerRunner::Piece {
     int32_t first, end;
     int32_t pages;  // up to the last token's cell
     Piece(const Indexer &step, const SequenceSpan &s, int32_t turn, int32_t turn_end) {
-        first = std::max({turn, s.first, s.first + step.chosen_cells() - s.past});
+        first = std::max({turn, s.first, s.first + step.all_cells() - s.past});
         end = std::max(first, std::min(turn_end, s.first + s.count));
         pages = (s.past + end - s.first + kBlockTokens - 1) / kBlockTokens;
     }

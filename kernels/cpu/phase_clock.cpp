@@ -18,6 +18,9 @@ Described described(const Phase &phase) {
             [](const EmbedPhase &) {
                 return Described{"embedding", -1};
             },
+            [](const HashedEmbedPhase &p) {
+                return Described{"embedding", p.step.layer};
+            },
             [](const PreparePhase &p) {
                 return std::visit(Overloaded{
                                       [](std::monostate) {

@@ -35,6 +35,7 @@ PackedInput packed_input_of(const Step &step, const Program &program) {
                           },
                           [](const HeadLinear &) { return PackedInput{}; },  // packs its own slices
                           [](const Embed &) { return PackedInput{}; },
+                          [](const HashedEmbed &) { return PackedInput{}; },
                           [](const Norm &) { return PackedInput{}; },
                           [](const Copy &) { return PackedInput{}; },
                           [](const Rotate &) { return PackedInput{}; },
@@ -128,6 +129,7 @@ class Planner {
             step, [](Slot) {}, changed);
         std::visit(Overloaded{
                        [&](const Embed &s) { phases.push_back(EmbedPhase{s}); },
+                       [&](const HashedEmbed &s) { phases.push_back(HashedEmbedPhase{s}); },
                        [&](const Norm &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
                        [&](const Linear &s) { push_multiplies(s, phases); },
                        [&](const Attention &s) {

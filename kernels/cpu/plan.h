@@ -25,6 +25,10 @@ struct EmbedPhase {
     Embed step;
 };
 
+struct HashedEmbedPhase {
+    HashedEmbed step;
+};
+
 // Runs the step that computes the next multiply's input, if there is one, and packs `slot` in every required format.
 struct PreparePhase {
     std::variant<std::monostate, Norm, Activation> step;
@@ -90,9 +94,9 @@ struct LogitsPhase {
     Logits step;
 };
 
-using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, IndexPhase,
-                           HeadsPhase, CopyPhase, RotatePhase, MixPhase, LerpPhase, ExpertsPhase, ScanPhase,
-                           SelectPhase, LogitsPhase>;
+using Phase = std::variant<EmbedPhase, HashedEmbedPhase, PreparePhase, MultiplyPhase, AppendPhase,
+                           AttendPhase, IndexPhase, HeadsPhase, CopyPhase, RotatePhase, MixPhase, LerpPhase,
+                           ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
 
 // One list of phases per part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);

@@ -1,4 +1,4 @@
-// The arithmetic of the recurrent steps (ShortConv, ScanGate, LinearScan, SelectiveScan in program.h).
+// The arithmetic of the recurrent steps (ShortConv, ScanGate, LinearScan, SelectiveScan in recurrent_steps.h).
 //
 // Prefill and decode use the same sequential form: a token's arithmetic does not depend on how many tokens
 // are computed with it, so every chunking gives the same bits. As in vector.h, all tables compute bit-equal

@@ -40,7 +40,7 @@ struct VectorKernels {
     //   1); GeluErf: with z = |x| / sqrt(2), t = 1 / fma(0.3275911, z, 1): e = (t * p(t)) * exp(-z * z) is
     //   erfc(z) (p: Abramowitz & Stegun 7.1.26, error 1.5e-7), and the result is x/2 * (x < 0 ? e : 2 - e);
     //   ReluSquared: r = max(0, x), r * r;  SiluClamped: see program.h, (g / (1 + exp(-1.702 g))) * (u + 1);
-    //   Sigmoid: 1 / (1 + exp(-x));  Identity: x;  Relu: max(0, x);  Clamp, XIelu: see program.h;
+    //   Sigmoid: 1 / (1 + exp(-x));  Identity: x;  Relu: max(0, x);  Clamp, XIelu, SignedRoot: see program.h;
     //   Tanh: 1 - 2 / (1 + exp(2 x)), absolute error 2e-7.
     void (*gate)(Activation::Kind act, const Activation::Parameters &parameters, const float *gate,
                  const float *up, int64_t n, float *out) noexcept;

@@ -2,6 +2,7 @@
 // instruction set. Everything is local to the including file: two instruction sets never share a function.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/cpu/vector.h"
@@ -138,6 +139,11 @@ inline void map_gate(const float *gate, const float *up, int64_t n, float *out, 
         map<L>(gate, gate, n, out, [&](auto g, auto) { return act(g); });
 }
 
+inline float signed_root(float x, float least) {
+    const float magnitude = x < 0 ? -x : x, root = std::sqrt(magnitude < least ? least : magnitude);
+    return x > 0 ? root : x < 0 ? -root : x;
+}
+
 template <typename L>
 inline typename L::Float xielu(const Activation::Parameters &a, typename L::Float x) {
     const auto zero = L::zero(), above = L::max(zero, x), below = L::min(zero, x);
@@ -195,6 +201,11 @@ void apply_gate(Activation::Kind act, const Activation::Parameters &parameters, 
             return map_gate<L>(gate, up, n, out, [&](auto g) { return xielu<L>(parameters, g); });
         case Activation::Kind::Tanh:
             return map_gate<L>(gate, up, n, out, [](auto g) { return soft_capped<L>(g, L::set(1.0f)); });
+        case Activation::Kind::SignedRoot:  // of a few numbers per token
+            for (int64_t i = 0; i < n; ++i) {
+                const float x = signed_root(gate[i], parameters.positive);
+                out[i] = up ? x * up[i] : x;
+            }
     }
 }
 

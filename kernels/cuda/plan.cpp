@@ -120,11 +120,14 @@ class Planner {
     }
 
     void add(const Embed &step) {
+        if (step.table == kNoWeight) refuse("the ids of tokens");
         use_tiles(step.table);
         if (step.positions != kNoWeight) use_tiles(step.positions);
         plan_.ops.push_back(step);
         written(step.out);
     }
+    // Its tables are larger than the memory of GPUs: tens of gigabytes, of which a token reads a few rows.
+    void add(const HashedEmbed &) { refuse("tables of n-grams"); }
     void add(const Norm &step) {
         use_floats(step.weight);
         use_floats(step.bias);
@@ -273,6 +276,8 @@ class Planner {
                 return ActivationKind::LimitThenSilu;
             case Activation::Kind::Tanh:
                 return ActivationKind::Tanh;
+            case Activation::Kind::SignedRoot:
+                return ActivationKind::SignedRoot;
         }
         return ActivationKind::Silu;
     }

@@ -141,7 +141,7 @@ Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const
                  std::span<const double> k) {
     const auto dim = static_cast<size_t>(step.head_dim), top_k = static_cast<size_t>(step.top_k),
                block = static_cast<size_t>(step.block), local = static_cast<size_t>(step.local);
-    const size_t cells = k.size() / dim, count = (cells + block - 1) / block;
+    const size_t cells = k.size() / dim, whole = cells / block, count = (cells + block - 1) / block;
     Row chosen;
     for (size_t list = 0; list < static_cast<size_t>(step.lists()); ++list) {
         const auto product = [&](size_t head, size_t cell) {
@@ -156,13 +156,14 @@ Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const
         std::vector<std::pair<double, size_t>> blocks;  // -score, block
         for (size_t i = 0; i < count; ++i) {
             double largest = -std::numeric_limits<double>::infinity();
-            for (size_t cell = i * block; cell < std::min(cells, (i + 1) * block); ++cell)
+            for (size_t cell = i * block; !step.pooled && cell < std::min(cells, (i + 1) * block); ++cell)
                 largest = std::max(largest, score_of(cell));
-            const bool forced = i + local >= count;
+            if (step.pooled && i < whole) largest = score_of((i + 1) * block - 1);
+            const bool forced = step.pooled ? i == whole : i + local >= count;
             blocks.emplace_back(forced ? -std::numeric_limits<double>::infinity() : -largest, i);
         }
         std::ranges::sort(blocks);
-        blocks.resize(std::min(count, top_k));
+        blocks.resize(std::min(count, step.pooled && whole == count ? top_k - 1 : top_k));
         Row own;
         for (const auto &[score, i] : blocks) own.push_back(static_cast<double>(i));
         std::ranges::sort(own);
@@ -170,6 +171,19 @@ Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const
         chosen.insert(chosen.end(), own.begin(), own.end());
     }
     return chosen;
+}
+
+int64_t hashed_row(const HashedEmbed::Hash &hash, std::span<const double> tokens, size_t head) {
+    std::vector<uint64_t> ids;
+    for (const double token : tokens) ids.push_back(static_cast<uint64_t>(token - 1));
+    const auto end = static_cast<uint64_t>(hash.end);
+    const auto missing = std::find_if(tokens.begin() + 1, tokens.end(),
+                                      [&](double token) { return token == 0 || token == hash.end + 1; });
+    std::fill(ids.begin() + (missing - tokens.begin()), ids.end(), end);
+    ids.resize(2 + head / static_cast<size_t>(hash.heads_per_gram));
+    uint64_t all = 0;
+    for (size_t i = 0; i < ids.size(); ++i) all ^= ids[i] * hash.multipliers[i];
+    return static_cast<int64_t>(hash.heads[head].offset + all % hash.heads[head].size);
 }
 
 Row rotate(const Rotate &step, std::span<const double> in, std::span<const double> signs) {
@@ -214,6 +228,9 @@ double activation(Activation::Kind act, double x, const Activation::Parameters &
             return std::tanh(x);
         case Act::Clamp:
             return std::clamp(x, double{parameters.negative}, double{parameters.positive});
+        case Act::SignedRoot:
+            return x == 0 ? 0
+                          : std::copysign(std::sqrt(std::max(std::abs(x), double{parameters.positive})), x);
         case Act::XIelu:
             return parameters.beta * x +
                    (x > 0 ? parameters.positive * x * x

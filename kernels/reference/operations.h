@@ -46,6 +46,9 @@ void hadamard(std::span<double> heads, size_t size);
 Row choose_cells(const Indexer &step, std::span<const double> q, std::span<const double> weights,
                  std::span<const double> k);
 
+// The row that a head of HashedEmbed chooses. tokens: [n].
+int64_t hashed_row(const HashedEmbed::Hash &hash, std::span<const double> tokens, size_t head);
+
 // Rotate of one row. signs: [width], or empty.
 Row rotate(const Rotate &step, std::span<const double> in, std::span<const double> signs);
 

@@ -167,8 +167,23 @@ class ReferenceBackend final : public Backend {
         return out;
     }
 
+    void run(const HashedEmbed &s) {
+        for (size_t t = 0; t < tokens(); ++t) {
+            const std::span<const double> ids = row(s.tokens, t);
+            Row all;
+            for (size_t head = 0; head < s.hash->heads.size(); ++head) {
+                const Row one = row_of(weight(s.table), hashed_row(*s.hash, ids, head));
+                all.insert(all.end(), one.begin(), one.end());
+            }
+            std::ranges::copy(all, row(s.out, t).begin());
+        }
+    }
     void run(const Embed &s) {
         for (size_t t = 0; t < tokens(); ++t) {
+            if (s.table == kNoWeight) {
+                row(s.out, t)[0] = batch_->tokens[t] + 1;
+                continue;
+            }
             Row values = row_of(weight(s.table), batch_->tokens[t]);
             for (double &value : values) value *= double{s.scale};
             if (s.positions != kNoWeight) {
@@ -347,7 +362,7 @@ class ReferenceBackend final : public Backend {
 
     // --- attention
 
-    // Norm and RoPE (steps 1 and 2 of Attention, program.h) of every head of a row at a position.
+    // Norm and RoPE (steps 1 and 2 of Attention, attention_steps.h) of every head of a row at a position.
     Row turned(std::span<const double> heads, const Attention &s, const Row &norm_weight,
                int32_t position) const {
         Row out(heads.begin(), heads.end());

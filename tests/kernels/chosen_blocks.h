@@ -15,6 +15,18 @@ namespace runnel::tests {
 // Step 5 of Indexer for one list, from the scores of all cells up to the token's own.
 inline std::vector<float> chosen_blocks(const kernels::Indexer &step, std::span<const float> scores) {
     const auto block = static_cast<size_t>(step.block), top_k = static_cast<size_t>(step.top_k);
+    if (step.pooled) {
+        // As a choice among single cells, of the scores of whole blocks; then the unfinished block.
+        std::vector<float> last;
+        for (size_t cell = block - 1; cell < scores.size(); cell += block) last.push_back(scores[cell]);
+        kernels::Indexer cells = step;
+        cells.pooled = false, cells.block = 1, cells.top_k = step.top_k - 1;
+        std::vector<float> chosen = chosen_blocks(cells, last);
+        const auto end = std::ranges::find(chosen, -1.0f);
+        if (scores.size() % block != 0) chosen.insert(end, static_cast<float>(last.size()));
+        chosen.resize(top_k, -1);
+        return chosen;
+    }
     std::vector<float> of_blocks;
     for (size_t first = 0; first < scores.size(); first += block) {
         float largest = NAN;

@@ -112,6 +112,11 @@ void add_recurrent(std::vector<FamilyFiles> &list) {
     add(qwen, delta);
     qwen.name = qwen.arch = "qwen35moe";
     add(qwen, delta, ExpertFiles{.shared = Shared::Gated});
+    FamilyFiles qwen4 = qwen;
+    qwen4.name = qwen4.arch = "qwen4exp", qwen4.norms = {}, qwen4.qwen4.emplace();
+    RecurrentFiles without_norm = delta;
+    without_norm.final_norm = "";
+    add(qwen4, without_norm, ExpertFiles{.shared = Shared::Gated});
     qwen.name = qwen.arch = "qwen3next", qwen.keys.clear();
     delta.separate_gates = false;
     add(qwen, delta, ExpertFiles{.shared = Shared::Gated});

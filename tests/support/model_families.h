@@ -69,6 +69,16 @@ struct Gemma3nFiles {
     bool sparse(int64_t layer, int64_t layers) const { return layer < std::min<int64_t>(10, layers / 2); }
 };
 
+// qwen4exp: hyper-connections, embeddings of n-grams in the second layer, and sparse attention.
+struct Qwen4Files {
+    static constexpr int64_t kStreams = 4, kRank = 32;
+    static constexpr int64_t kGramLayer = 1, kGram = 3, kHeadsPerGram = 2, kTaps = 4;
+    static constexpr int64_t kRowsPerHead =
+        61;  // of the table, whose rows are width / kHeads wide: llama.cpp expects it
+    static constexpr int64_t kHeads = (kGram - 1) * kHeadsPerGram;
+    static constexpr int64_t kBlock = 4;  // keys of an index block
+};
+
 // The sizes of one layer, for families whose layers differ.
 struct LayerSizes {
     int64_t heads, kv_heads, ff;
@@ -114,6 +124,7 @@ struct FamilyFiles {
     std::optional<LatentFiles> latent = {};
     std::optional<Gemma4Files> gemma4 = {};
     std::optional<Gemma3nFiles> gemma3n = {};
+    std::optional<Qwen4Files> qwen4 = {};
     std::optional<RecurrentFiles> recurrent = {};
     // Size of the layers' additions to the residual stream. Large for families that multiply embeddings, so
     // that the layers determine the logits, not the token itself.

@@ -155,11 +155,13 @@ class Planner {
         plan_rope_factors();
         if (family_.gemma4) plan_gemma4_begin();
         if (family_.gemma3n) plan_gemma3n_begin();
+        if (family_.qwen4) plan_gram_table();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         if (shape_.draft_block) plan_draft_block();
         layer_ = -1;
         if (family_.gemma3n) streams("altup_unembd_proj");
-        if (family_.norms_have_weights)
+        if (family_.qwen4) plan_mixer("output_hc", false);
+        if (family_.norms_have_weights && !family_.qwen4)
             norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
         if (family_.output_bias) vector("output.bias", shape_.vocab, 0);
@@ -199,7 +201,7 @@ class Planner {
         if (family_.sinks) vector("attn_sinks.weight", sizes().heads, 1);
         const bool mixed = has_experts();
         if (mixed) plan_experts();
-        if (mixed && family_.block_indexer) plan_block_indexer();
+        if (mixed && family_.block_indexer) plan_index(shape_.kv_heads);
         if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
         if (family_.gemma3n) plan_gemma3n_end();
@@ -229,6 +231,7 @@ class Planner {
                     tensors_.push_back({prefix() + t.name, t.shape, Type::F32, t.mean, t.sigma, {}});
             }
         if (files.attends(layer_)) family_.latent ? plan_latent_attention() : plan_attention();
+        if (family_.qwen4) plan_qwen4(files.attends(layer_));
         if (files.attention_too) vector("ffn_norm", shape_.width, 1);  // its converter omits the suffix
         if (!files.has_ffn(layer_)) return;
         if (has_experts())
@@ -273,6 +276,35 @@ class Planner {
     void plan_gemma3n_begin() {
         plan_own_embeddings(Gemma3nFiles::kOwnEmbedding);
         streams("altup_proj");
+    }
+
+    // A mixer of hyper-connections.
+    void plan_mixer(const std::string &name, bool injects) {
+        const int64_t all = Qwen4Files::kStreams * shape_.width;
+        vector(name + "_norm.weight", all, 1);
+        matrix(name + "_down", Role::Norm, all, Qwen4Files::kRank, 4);
+        matrix(name + "_up", Role::Norm, Qwen4Files::kRank, all, 2);
+        if (injects) matrix(name + "_inject", Role::Norm, all, Qwen4Files::kStreams, 4);
+    }
+
+    void plan_gram_table() {
+        const int64_t row = shape_.width / Qwen4Files::kHeads;
+        matrix("per_layer_token_embd", Role::Embedding, row, Qwen4Files::kHeads * Qwen4Files::kRowsPerHead,
+               root(row));
+    }
+
+    void plan_qwen4(bool attends) {
+        plan_mixer("hc_attn", true);
+        plan_mixer("hc_ffn", true);
+        if (attends) plan_index(shape_.indexer_heads);
+        if (layer_ != Qwen4Files::kGramLayer) return;
+        const int64_t all = Qwen4Files::kStreams * shape_.width;
+        matrix("ple_key", Role::Plain, shape_.width, all, 1);
+        matrix("ple_value", Role::Plain, shape_.width, shape_.width, 1);
+        for (const char *name : {"ple_norm_key.weight", "ple_norm_query.weight", "ple_norm_conv.weight"})
+            vector(name, all, 1);
+        tensors_.push_back(
+            {prefix() + "ple_conv1d.weight", {Qwen4Files::kTaps, all}, Type::F32, 0, 0.5f, {}});
     }
 
     void plan_gemma3n_end() {
@@ -354,9 +386,9 @@ class Planner {
         matrix("indexer.attn_q_b", Role::Plain, shape_.latent_q_rank, shape_.indexer_heads * kIndexerHead, 1);
     }
 
-    // One index query for each K/V head.
-    void plan_block_indexer() {
-        matrix("indexer.q_proj", Role::Plain, shape_.width, shape_.kv_heads * kIndexerHead, 1);
+    // Index queries, and an index key.
+    void plan_index(int64_t heads) {
+        matrix("indexer.q_proj", Role::Plain, shape_.width, heads * kIndexerHead, 1);
         matrix("indexer.k_proj", Role::Plain, shape_.width, kIndexerHead, 1);
         vector("indexer.q_norm.weight", kIndexerHead, 1);
         vector("indexer.k_norm.weight", kIndexerHead, 1);

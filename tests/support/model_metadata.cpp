@@ -105,6 +105,36 @@ void add_gemma3n_metadata(const ModelShape &shape, const Gemma3nFiles &files, co
                static_cast<uint32_t>(Gemma3nFiles::kOwnEmbedding));
 }
 
+void add_qwen4_metadata(const ModelShape &shape, const RecurrentFiles &layers, const std::string &arch,
+                        const AddSize &add, gguf::Writer &writer) {
+    add("hyper_connection.count", Qwen4Files::kStreams);
+    add("hyper_connection.low_rank", Qwen4Files::kRank);
+    add("attention.indexer.head_count", shape.indexer_heads);
+    add("attention.indexer.key_length", kIndexerHead);
+    add("attention.indexer.top_k", shape.indexer_top_k);
+    gguf::Array ratios(gguf::ValueType::U32), gram_layers(gguf::ValueType::U32),
+        multipliers(gguf::ValueType::U64), offsets(gguf::ValueType::U64), sizes(gguf::ValueType::U64);
+    for (int64_t layer = 0; layer < shape.layers; ++layer)
+        ratios.push(static_cast<uint32_t>(layers.attends(layer) ? Qwen4Files::kBlock : 0));
+    writer.add(arch + ".attention.compress_ratios", ratios);
+    add("embedding_length_per_layer_input", shape.width / Qwen4Files::kHeads);
+    gram_layers.push(static_cast<uint32_t>(Qwen4Files::kGramLayer));
+    writer.add(arch + ".ple.layers", gram_layers);
+    add("ple.ngram_size", Qwen4Files::kGram);
+    add("ple.heads_per_ngram", Qwen4Files::kHeadsPerGram);
+    add("ple.conv_kernel", Qwen4Files::kTaps);
+    add("ple.eos_token_id", 2);
+    for (uint64_t i = 0; i < Qwen4Files::kGram; ++i)
+        multipliers.push(uint64_t{35'184'372'088'831} + 2 * i * i);
+    for (uint64_t head = 0; head < Qwen4Files::kHeads; ++head) {
+        offsets.push(head * Qwen4Files::kRowsPerHead);
+        sizes.push(uint64_t{Qwen4Files::kRowsPerHead} - head);
+    }
+    writer.add(arch + ".ple.layer_multipliers", multipliers);
+    writer.add(arch + ".ple.head_offsets", offsets);
+    writer.add(arch + ".ple.head_vocab_sizes", sizes);
+}
+
 void add_value(gguf::Writer &writer, const std::string &key,
                const decltype(FamilyFiles::Key::second) &value) {
     if (const auto *numbers = std::get_if<std::vector<int32_t>>(&value)) {
@@ -194,6 +224,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         add_size("attention.indexer.block_size", shape.indexer_block);
         add_size("attention.indexer.local_blocks", shape.indexer_local);
     }
+    if (family.qwen4) add_qwen4_metadata(shape, *family.recurrent, family.arch, add_size, writer);
     if (family.gemma3n) add_gemma3n_metadata(shape, *family.gemma3n, family.arch, writer);
     if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
     add_size("vocab_size", shape.vocab);

@@ -95,7 +95,23 @@ class Cases {
         return cases_.back();
     }
 
+    // The hash of a token that came three times.
+    void add(const HashedEmbed &step) {
+        const Weight &table = weight(step.table);
+        push_exact(
+            "embeddings of n-grams " + format_of(table) + " " + shape_of(table), table.name,
+            [this, step] {
+                SmallProgram part = small();
+                part.program().slots.push_back({"token", 1});
+                const auto token = static_cast<Slot>(part.program().slots.size() - 1);
+                part.step(Embed{kNoWeight, token});
+                part.step(Copy{token, step.tokens, {}, {0, 1}, static_cast<int32_t>(width(step.tokens)), 1});
+                return part.step(step).look_at(step.out);
+            },
+            kExact);
+    }
     void add(const Embed &step) {
+        if (step.table == kNoWeight) return;  // checked together with the hash of tokens
         const Weight &table = weight(step.table);
         if (seen({kEmbed, type(step.table), table.rows, table.cols, step.scale != 1, type(step.positions)}))
             return;
@@ -352,8 +368,8 @@ class Cases {
     void add(const Activation &step) {
         static constexpr const char *kNames[] = {
             "SiLU", "GELU (tanh)", "GELU (erf)", "squared ReLU",  "SiLU, clamped", "sigmoid", "product",
-            "ReLU", "clamp",       "xIELU",      "SiLU, limited", "limit, SiLU",   "tanh"};
-        static_assert(std::size(kNames) == static_cast<size_t>(Activation::Kind::Tanh) + 1);
+            "ReLU", "clamp",       "xIELU",      "SiLU, limited", "limit, SiLU",   "tanh",    "signed root"};
+        static_assert(std::size(kNames) == static_cast<size_t>(Activation::Kind::SignedRoot) + 1);
         if (seen({kGate, static_cast<int64_t>(step.act), width(step.gate), step.up != kNoSlot,
                   step.out == step.gate, step.out == step.up}))
             return;

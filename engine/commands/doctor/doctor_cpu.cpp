@@ -108,8 +108,9 @@ std::vector<float> operators(const VectorKernels &k, const std::vector<float> &x
     k.rms_norm(x.data(), {y.data(), nullptr, nullptr}, n, 1e-5f, out.data()), keep();
     k.layer_norm(x.data(), {y.data(), x.data(), nullptr}, n, 1e-5f, out.data()), keep();
     using Act = kernels::Activation::Kind;
-    for (const Act act : {Act::Silu, Act::GeluTanh, Act::GeluErf, Act::ReluSquared, Act::SiluClamped,
-                          Act::Sigmoid, Act::Identity, Act::Relu, Act::Clamp, Act::XIelu, Act::Tanh})
+    for (const Act act :
+         {Act::Silu, Act::GeluTanh, Act::GeluErf, Act::ReluSquared, Act::SiluClamped, Act::Sigmoid,
+          Act::Identity, Act::Relu, Act::Clamp, Act::XIelu, Act::Tanh, Act::SignedRoot})
         k.gate(act, {0.8f, -0.9f, 0.5f, -1e-6f}, x.data(), y.data(), n, out.data()), keep();
     k.softcap(3, x.data(), n, out.data()), keep();
     k.exp(x.data(), n, out.data()), keep();

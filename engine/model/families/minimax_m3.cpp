@@ -16,52 +16,32 @@ using namespace kernels;
 
 namespace {
 
-constexpr const char *kIndexHeads = "attention.indexer.head_count",
-                     *kIndexKey = "attention.indexer.key_length",
-                     *kIndexBlock = "attention.indexer.block_size",
+constexpr const char *kIndexBlock = "attention.indexer.block_size",
                      *kIndexLocal = "attention.indexer.local_blocks";
-constexpr const char *kIndexTensors[] = {"q_proj.weight", "k_proj.weight", "q_norm.weight", "k_norm.weight"};
 
 struct BlockIndexers {
-    Size heads, key;  // one head for each K/V head
+    IndexSizes sizes;  // one head for each K/V head
     int32_t top_k, block, local, rope;
 };
 
 BlockIndexers read_block_indexers(Builder &b, int64_t top_k, int64_t block) {
     const Metadata &m = b.metadata();
     check_indexed_context(b);
-    const Size heads{m.required_integer(kIndexHeads, 1, 65536), kIndexHeads},
-        key{m.required_integer(kIndexKey, 1, 65536), kIndexKey};
+    const IndexSizes sizes = read_index_sizes(b);
     const int64_t local = m.required_integer(kIndexLocal, 1, INT32_MAX);
-    if (heads.value != b.hyper().head_count_kv) m.fail(kIndexHeads, "is not attention.head_count_kv");
-    if (b.hyper().rope_dimensions > key.value)
-        m.fail(kIndexKey, "is smaller than " + b.hyper().architecture + ".rope.dimension_count");
+    if (sizes.heads.value != b.hyper().head_count_kv) m.fail(kIndexerHeads, "is not attention.head_count_kv");
     if (local > top_k) m.fail(kIndexLocal, "is larger than attention.indexer.top_k");
-    return {heads,
-            key,
-            static_cast<int32_t>(top_k),
-            static_cast<int32_t>(block),
-            static_cast<int32_t>(local),
+    return {sizes, static_cast<int32_t>(top_k), static_cast<int32_t>(block), static_cast<int32_t>(local),
             b.rope(RopeTable::Pairs::Halves)};
 }
 
 void emit_block_indexer(Builder &b, const BlockIndexers &all, int32_t layer, Slot in, Attention &attention) {
-    const std::string prefix = layer_prefix(layer) + "indexer.";
-    const Size width{b.hyper().embedding_length, "embedding_length"},
-        rows{all.heads.value * all.key.value, "attention.indexer.head_count * attention.indexer.key_length"};
-    const auto heads = static_cast<int32_t>(all.heads.value), key = static_cast<int32_t>(all.key.value);
-    const Slot q = b.slot("index queries", rows.value), k = b.slot("index key", key),
-               chosen = b.slot("chosen blocks", int64_t{heads} * all.top_k);
-    b.add(Linear{in,
-                 {{b.matrix(prefix + "q_proj.weight", rows, width), kNoWeight, q, kNoSlot},
-                  {b.matrix(prefix + "k_proj.weight", all.key, width), kNoWeight, k, kNoSlot}}});
-    const float eps = b.hyper().norm_epsilon;
-    b.add(Norm{.in = q,
-               .out = q,
-               .weight = b.vector(prefix + "q_norm.weight", all.key),
-               .eps = eps,
-               .parts = heads});
-    b.add(Norm{.in = k, .out = k, .weight = b.vector(prefix + "k_norm.weight", all.key), .eps = eps});
+    const auto heads = static_cast<int32_t>(all.sizes.heads.value),
+               key = static_cast<int32_t>(all.sizes.key.value);
+    const auto [q, k] = emit_index_rows(b, all.sizes, layer, in);
+    const Slot chosen = b.slot("chosen blocks", int64_t{heads} * all.top_k);
+    b.add(Norm{
+        .in = k, .out = k, .weight = index_key_norm(b, all.sizes, layer), .eps = b.hyper().norm_epsilon});
     b.add(Indexer{.q = q,
                   .k = k,
                   .weights = kNoSlot,
@@ -88,13 +68,12 @@ void emit_minimax_m3(Builder &b) {
     std::optional<BlockIndexers> indexers;
     if (b.chosen_context() <= top_k * block) {
         b.limit_context(top_k * block);
-        for (const char *unused : {kIndexHeads, kIndexKey, kIndexLocal}) (void)m.find(unused);
+        for (const char *unused : {kIndexerHeads, kIndexerKey, kIndexLocal}) (void)m.find(unused);
     } else {
         indexers = read_block_indexers(b, top_k, block);
     }
     for (int32_t i = 0; i < b.hyper().block_count; ++i)
-        for (const char *name : kIndexTensors)
-            if (!indexers || i < dense) b.ignore(layer_prefix(i) + "indexer." + name);
+        if (!indexers || i < dense) ignore_index_rows(b, i);
     DecoderTraits traits{.pairs = RopeTable::Pairs::Halves,
                          .head_norm = DecoderTraits::HeadNorm::PerHead,
                          .act = Activation::Kind::SiluClamped};

@@ -119,11 +119,13 @@ struct AttentionParams {
     int32_t late_trigger = 0, no_prefetch = 0;
     // attention_chosen_kernel(): token t, in cell `own`, attends to the blocks of chosen_block cells with the numbers
     // chosen[t][i], i < min(chosen_count, own / chosen_block + 1), which ascend. If blocks have more than one cell, the last is
-    // the token's own, up to its cell. K/V head h has the list that begins h * chosen_list floats later (0: the heads share
-    // one). tokens: of the batch.
+    // the token's own, up to its cell. chosen_pooled (Indexer::pooled): if that cell is the last of its block, the list has one
+    // number less at most, and all of its blocks are whole. K/V head h has the list that begins h * chosen_list floats later
+    // (0: the heads share one). tokens: of the batch.
     const float *chosen = nullptr;
     int64_t chosen_stride = 0;
     int32_t chosen_count = 0, chosen_block = 1, chosen_list = 0, tokens = 0;
+    bool chosen_pooled = false;
 };
 
 // Whether a launch of `tokens` tokens may set AttentionParams::prepare: the heads of a K/V head are whole

@@ -124,6 +124,7 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
         p.chosen = slot(a.chosen), p.chosen_stride = stride(a.chosen);
         p.chosen_count =
             static_cast<int32_t>(program_->slots[static_cast<size_t>(a.chosen)].width) / a.chosen_lists;
+        p.chosen_pooled = a.chosen_pooled;
         p.chosen_block = a.chosen_block, p.chosen_list = a.chosen_lists == 1 ? 0 : p.chosen_count;
         p.tokens = operands.tokens;
     }

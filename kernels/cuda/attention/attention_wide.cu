@@ -131,10 +131,12 @@ DEVICE bool find_chosen_item(const AttentionParams &p, int index, Item &item) {
     return true;
 }
 
-// The number, among a token's chosen cells, of the last: its own, if that is chosen.
+// The number, among a token's chosen cells, of the last.
 DEVICE int last_chosen(const AttentionParams &p, int own) {
     if (p.chosen_block == 1) return smaller(own, p.chosen_count - 1);
     const int block = own / p.chosen_block;
+    if (p.chosen_pooled && own == (block + 1) * p.chosen_block - 1)
+        return smaller(block + 1, p.chosen_count - 1) * p.chosen_block - 1;
     return smaller(block, p.chosen_count - 1) * p.chosen_block + own - block * p.chosen_block;
 }
 

@@ -71,8 +71,8 @@ DEVICE bool find_item(const IndexParams &p, int index, Item &item) {
     const int sequences = *p.sequence_count;
     for (int s = 0; s < sequences; ++s) {
         const SequenceInfo info = p.sequences[s];
-        // The tokens of the turn that have more than top_k blocks.
-        const int first = larger(p.first, larger(info.first, info.first + p.top_k * p.block - info.past)),
+        // The tokens of the turn that do not choose all cells.
+        const int first = larger(p.first, larger(info.first, info.first + p.all_cells - info.past)),
                   end = smaller(p.end, info.first + info.count);
         if (first >= end) continue;
         const int cells = info.past + end - info.first;
@@ -350,6 +350,18 @@ struct IndexChoice {
         }
     }
 
+    // The same, for blocks whose last cell has their score; `blocks` whole ones.
+    static DEVICE void take_last(float *scores, int blocks, int block) {
+#pragma unroll 1
+        for (int first = 0; first < blocks; first += kChoiceThreads) {
+            const int i = first + thread_index();
+            const float last = i < blocks ? scores[(i + 1) * block - 1] : 0.0f;
+            block_sync();
+            if (i < blocks) scores[i] = last;
+            block_sync();
+        }
+    }
+
     // The order of the count-th largest score, and how many scores of that order are among the `count` largest.
     struct Threshold {
         uint32_t order;
@@ -420,13 +432,18 @@ struct IndexChoice {
             const int cells = p.sequences[s].past + token - p.sequences[s].first + 1,
                       blocks = (cells + p.block - 1) / p.block;
             float *chosen = p.chosen + token * p.chosen_stride + (index - i * p.lists) * p.top_k;
-            if (blocks > p.top_k) {
+            if (cells > p.all_cells) {
                 float *scores = p.scores + index * p.scores_stride;
-                if (p.block > 1) take_largest(scores, cells, p.block);
-                const int others = blocks - p.local, count = p.top_k - p.local;
+                if (p.pooled)
+                    take_last(scores, cells / p.block, p.block);
+                else if (p.block > 1)
+                    take_largest(scores, cells, p.block);
+                // Blocks that are compared, and how many of them are chosen; then those that always are.
+                const int others = p.pooled ? cells / p.block : blocks - p.local,
+                          count = p.top_k - (p.pooled ? 1 : p.local);
                 if (count > 0) choose(shared, scores, others, count, chosen);
-                for (int n = thread_index(); n < p.local; n += kThreads)
-                    chosen[count + n] = static_cast<float>(others + n);
+                for (int n = thread_index(); count + n < p.top_k; n += kThreads)
+                    chosen[count + n] = others + n < blocks ? static_cast<float>(others + n) : -1.0f;
                 continue;
             }
             for (int n = thread_index(); n < p.top_k; n += kThreads)

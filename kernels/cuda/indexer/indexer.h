@@ -1,15 +1,16 @@
-// Indexers (kernels::Indexer in program.h): which cells a token attends to.
+// Indexers (kernels::Indexer in attention_steps.h): which cells a token attends to.
 //
 // The keys of an indexer are a layer of the cache with one head, always F16 and rotated by the Hadamard matrix;
 // attention_append_kernel() writes them. Then three kernels:
 //   1. queries: RoPE and rotation of every head of q, in place, in float32 (attention.h, step 1);
-//   2. scores of the tokens that have more than top_k blocks, for their cells up to the token's own. q is rounded to
+//   2. scores of the tokens that see more than all_cells cells, for their cells up to the token's own. q is rounded to
 //      binary16, and d_h = q_h . k by mma over the dimensions in blocks of 32. With weights, lane t of the four that share a
 //      cell adds the heads 2 t and 2 t + 1 of each group of 8, in ascending order: s_t = fma(weights[h], max(d_h, 0), s_t),
 //      from 0; the score is (s_0 + s_1) + (s_2 + s_3). Without, each head has the score d_h;
-//   3. choice: the largest score of each block, which takes the place of the cells' scores; then the `local` newest blocks
-//      and of the others those with the largest scores, together top_k, the lower block among equals, in ascending order; NaN
-//      is below all numbers, and -0 equals 0. A token with at most top_k blocks chooses all. -1 follows.
+//   3. choice: the largest score of each block (pooled: that of its last cell), which takes the place of the cells' scores;
+//      then the `local` newest blocks and of the others those with the largest scores, together top_k, the lower block among
+//      equals, in ascending order; NaN is below all numbers, and -0 equals 0. Pooled: top_k - 1 of the whole blocks, and the
+//      unfinished one. A token with at most all_cells cells chooses all. -1 follows.
 // A score depends on its token and cell alone, so a choice does not depend on the batch, the turns or the order of pages.
 // The CPU multiplies q in float32: cells whose scores differ by less than the rounding of q may be chosen on one device
 // and not on the other.
@@ -57,6 +58,8 @@ struct IndexParams {
     int32_t first, end;  // the tokens of the turn
     int32_t lists = 1;   // without weights: heads
     int32_t block = 1, local = 0;
+    bool pooled = false;
+    int32_t all_cells;  // Indexer::all_cells()
 };
 
 // Any grid. A block computes the scores of 256 cells for up to 4 tokens of a sequence. Per item: 512 dim bytes of keys read

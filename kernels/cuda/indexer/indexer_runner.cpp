@@ -72,6 +72,7 @@ void IndexerRunner::enqueue(Launcher &launcher, const Indexer &step, const Atten
     p.chosen = slot(step.chosen), p.chosen_stride = stride(step.chosen);
     p.heads = step.heads, p.top_k = step.top_k, p.lists = step.lists();
     p.block = step.block, p.local = step.local;
+    p.pooled = step.pooled, p.all_cells = step.all_cells();
     for (p.first = 0; p.first < operands.tokens; p.first = p.end) {
         p.end = std::min(operands.tokens, p.first + kIndexTurn / p.lists);
         launcher.run(index_scores_kernel(), INT32_MAX, index_scores_shared(), p);

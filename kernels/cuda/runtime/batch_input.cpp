@@ -14,7 +14,7 @@ bool same(const Attention::Temperature &a, const Attention::Temperature &b) {
     return a.beta == b.beta && a.length == b.length && a.offset == b.offset;
 }
 
-// The factor of q at a position (step 3 of Attention, kernels/program.h).
+// The factor of q at a position (step 3 of Attention, kernels/attention_steps.h).
 float factor(const Attention::Temperature &t, int32_t position) {
     const int64_t lengths = (int64_t{position} + t.offset) / t.length;
     return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(lengths)));

@@ -1,4 +1,4 @@
-// The recurrent steps of program.h: ShortConv, ScanGate, LinearScan, SelectiveScan.
+// The recurrent steps of recurrent_steps.h: ShortConv, ScanGate, LinearScan, SelectiveScan.
 //
 // Prefill and decode use the same sequential form, so that every chunking gives the same bits. The state
 // slots that a batch reads and writes are listed in device memory (ScanBatch), so recorded launches serve

@@ -48,6 +48,11 @@ struct Activate {
                 return x;
             case ActivationKind::Tanh:
                 return tanh_p(x);
+            case ActivationKind::SignedRoot: {
+                const float magnitude = x < 0.0f ? -x : x;
+                const float root = sqrt_rn(magnitude < p.positive ? p.positive : magnitude);
+                return x > 0.0f ? root : x < 0.0f ? -root : x;
+            }
             default:
                 return silu_p(x);
         }

@@ -21,7 +21,8 @@ enum class ActivationKind : int32_t {
     Identity,
     SiluThenLimit,
     LimitThenSilu,
-    Tanh
+    Tanh,
+    SignedRoot
 };
 
 // out = act(gate) * up, or act(gate) without up. Any grid.

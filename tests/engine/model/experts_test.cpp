@@ -71,6 +71,7 @@ TEST_CASE(
     "experts: one token reads its chosen experts, all other weights once, and one row of the embeddings") {
     for (const FamilyFiles &family : family_files()) {
         if (!family.experts || (family.latent && family.latent->joint)) continue;
+        if (family.qwen4) continue;  // reads matrices that no file holds, and rows of a second table
         CAPTURE(family.name);
         ModelShape shape = family_shape(family.name);
         if (!family.experts->biases && !family.experts->dense_too) shape.experts.leading_dense = 1;

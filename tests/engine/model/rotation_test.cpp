@@ -16,6 +16,8 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/split_backend.h"
+#include "kernels/tensor_backend.h"
 #include "tests/support/edited_model.h"
 #include "tests/support/reference.h"
 #include "tests/support/tiny_program.h"
@@ -192,6 +194,29 @@ TEST_CASE("rotation: a file with rotated weights computes what the plain file do
         // A key or value near the middle of two F16 numbers may be rounded to the other one.
         CHECK(largest_difference(compute(cpu::make_cpu_backend(1), turned.program), expected) < 5e-4);
         CHECK(largest_difference(compute(cuda::make_cuda_backend(0), turned.program), expected) < 4e-3);
+    }
+}
+
+TEST_CASE("rotation: devices that share the layers, or the rows, give the bits of one") {
+    const EditedModel made = rotated(shape_of("qwen35"), {});
+    const gguf::File file = gguf::File::open(made.write());
+    const model::Model turned = model::build(file);
+    std::mt19937 random(6);
+    for (const auto make :
+         {+[] { return cpu::make_cpu_backend(1); }, +[] { return cuda::make_cuda_backend(0); }}) {
+        const auto two = [&] {
+            std::vector<std::unique_ptr<Backend>> devices;
+            for (int i = 0; i < 2; ++i) devices.push_back(make());
+            return devices;
+        };
+        const auto expected = compute(make(), turned.program);
+        std::vector<uint8_t> device;
+        for (size_t i = 0; i < turned.program.steps.size(); ++i) device.push_back(random() % 2);
+        const auto same = [&](std::unique_ptr<Backend> backend) {
+            return largest_difference(compute(std::move(backend), turned.program), expected) == 0;
+        };
+        CHECK(same(make_split_backend(two(), [&](const Program &) { return device; }, {"one", "two"})));
+        CHECK(same(make_tensor_backend(two(), {2, 1})));
     }
 }
 

@@ -157,7 +157,7 @@ TEST_CASE("gates agree with double precision and between instruction sets") {
           Activation::Kind::ReluSquared, Activation::Kind::SiluClamped, Activation::Kind::Sigmoid,
           Activation::Kind::Identity, Activation::Kind::Relu, Activation::Kind::Clamp,
           Activation::Kind::XIelu, Activation::Kind::SiluThenLimit, Activation::Kind::LimitThenSilu,
-          Activation::Kind::Tanh})
+          Activation::Kind::Tanh, Activation::Kind::SignedRoot})
         for (const int64_t n : kLengths)
             for (const bool has_up : {true, false}) {
                 if (!is_linear_in_up(act) && !has_up) continue;

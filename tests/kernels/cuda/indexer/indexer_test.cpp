@@ -38,12 +38,13 @@ struct Batch {
     int32_t table_stride = 1, blocks = 0;
     bool per_head = false;  // a list for each head, without weights
     int32_t block = 1, local = 0;
+    bool pooled = false;
 
     kernels::Indexer step() const {
         kernels::Indexer step{};
         step.weights = per_head ? kernels::kNoSlot : 0;
         step.heads = heads, step.head_dim = dim, step.top_k = top_k;
-        step.block = block, step.local = local;
+        step.block = block, step.local = local, step.pooled = pooled;
         return step;
     }
     int32_t lists() const { return step().lists(); }
@@ -125,6 +126,7 @@ Result run(const Batch &b, uint32_t blocks = 3, int32_t turn = kIndexTurn,
     p.scores_stride = b.most_cells();
     p.heads = b.heads, p.top_k = b.top_k;
     p.lists = b.lists(), p.block = b.block, p.local = b.local;
+    p.pooled = b.pooled, p.all_cells = b.step().all_cells();
     const size_t of_token = width * static_cast<size_t>(b.lists());
     Result result;
     for (p.first = 0; p.first < tokens; p.first = p.end) {
@@ -170,11 +172,11 @@ void check_choices(const Batch &b, const Result &result) {
     });
 }
 
-// Scores against double precision; those of tokens with at most top_k blocks are not computed.
+// Scores against double precision; those of tokens that choose all cells are not computed.
 void check_scores(const Batch &b, const Result &result) {
     const auto dim = static_cast<size_t>(b.dim), heads = static_cast<size_t>(b.heads);
     const auto lists = static_cast<size_t>(b.lists()), width = static_cast<size_t>(b.most_cells());
-    const auto most = static_cast<size_t>(b.step().chosen_cells());
+    const auto most = static_cast<size_t>(b.step().all_cells());
     for_tokens(b, [&](size_t token, size_t s, size_t cells) {
         double worst = 0;
         for (size_t at = token * lists * width; at < (token + 1) * lists * width; ++at) {
@@ -216,6 +218,7 @@ TEST_CASE("cuda indexer: scores agree with double precision, and the largest are
         if (seed % 3 == 1) {
             b.block = seed % 2 ? 33 + below(30) : 2 + below(30);
             b.top_k = 3 + below(4), b.local = 1 + below(2);
+            if (seed % 2) b.pooled = true, b.local = 0;
         }
         CAPTURE(b.block);
         CAPTURE(heads);
@@ -263,6 +266,7 @@ TEST_CASE("cuda indexer: among equal scores the lower cells are chosen; NaN is b
         Batch b = make_batch(1, 8, 1 + below(seed % 2 ? 40 : 600), {{past, 2}}, seed);
         // Also more blocks than the threads that look for their largest scores.
         if (seed % 4 < 2) b.block = 2 + below(30), b.top_k = 1 + below(12), b.local = 1;
+        if (seed % 4 == 1) b.pooled = true, b.local = 0;
         std::vector<float> scores(2 * static_cast<size_t>(b.most_cells()));
         for (float &x : scores) {
             x = random.normal() * (seed % 5 == 0 ? 1e-30f : 1);

@@ -75,6 +75,8 @@ TEST_CASE("cuda elementwise: rows are gathered, activations and soft-caps are th
         return 0.5 * g + (g > 0 ? double{0.8f} * g * g : double{-0.9f} * (std::expm1(g) - g));
     });
     check(ActivationKind::Tanh, false, [](double g, double) { return std::tanh(g); });
+    check(ActivationKind::SignedRoot, false,
+          [](double g, double) { return std::copysign(std::sqrt(std::max(std::abs(g), double{0.8f})), g); });
     check(ActivationKind::Tanh, true, [](double g, double u) { return std::tanh(g) * u; });
     check(ActivationKind::GeluTanh, true, [](double g, double u) {
         return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
