@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
+#include <thread>
 
 #include "engine/commands/cli/dispatch.h"
 #include "engine/commands/io.h"
@@ -34,10 +36,17 @@ using namespace runnel::commands;
 
 constexpr std::string_view kOutOfMemory = "runnel: out of memory\n";
 
-// Prints `what` as one line on stderr; if memory runs out, prints a shorter line.
+// Prints `what` as one line on stderr; if memory runs out, prints a shorter line. Of several processes that find the same error,
+// the first one says it: mpirun ends the others while they wait.
 int fail(int code, std::string_view what, Io &io) {
+    constexpr std::chrono::seconds kUntilEnded{1};
     try {
-        io.err.try_write("runnel: " + gguf::printable(what, 4096) + "\n");
+        std::string who = "runnel: ";
+        if (const int number = kernels::number_among_them(); number > 0) {
+            std::this_thread::sleep_for(kUntilEnded);
+            who += "process " + std::to_string(number) + ": ";
+        }
+        io.err.try_write(who + gguf::printable(what, 4096) + "\n");
     } catch (const std::bad_alloc &) {
         io.err.try_write(kOutOfMemory);
     }

@@ -1,14 +1,32 @@
 #include "kernels/process_group.h"
 
+#include <climits>
 #include <cstdlib>
+#include <initializer_list>
 
 namespace runnel::kernels {
 
+namespace {
+
+// The first of these variables that is a number of at least `least`, or `otherwise`.
+int number_of(std::initializer_list<const char *> variables, long least, int otherwise) {
+    for (const char *name : variables)
+        if (const char *value = std::getenv(name)) {
+            char *end;
+            const long number = std::strtol(value, &end, 10);
+            if (end != value && number >= least && number <= INT_MAX) return static_cast<int>(number);
+        }
+    return otherwise;
+}
+
+}  // namespace
+
 int started_together() {
-    for (const char *name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
-        if (const char *value = std::getenv(name))
-            if (const long size = std::strtol(value, nullptr, 10); size > 1) return static_cast<int>(size);
-    return 1;
+    return number_of({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 2, 1);
+}
+
+int number_among_them() {
+    return started_together() > 1 ? number_of({"OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0, -1) : -1;
 }
 
 // Weak: the program with MPI links those of kernels/mpi/ instead.

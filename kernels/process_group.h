@@ -9,6 +9,8 @@ namespace runnel::kernels {
 // How many processes were started together with this one, by the variables of Open MPI and PMI; 1: none. Does not start
 // the communication.
 int started_together();
+// The number of this process among them, from 0 on; -1 if it is alone.
+int number_among_them();
 
 // The communicator of these processes. The first call starts the communication and waits for the other processes; main()
 // calls leave_process_group() at the end. Throws BackendError{Failed} if that fails, or if this program was built without

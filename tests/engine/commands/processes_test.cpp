@@ -128,6 +128,23 @@ TEST_CASE("processes: a context that the cache limit of one process refuses runs
 
 TEST_CASE("processes: one message tells what is wrong") {
     if (!has_mpi()) return;
+    const auto messages = [](const Job &job) {
+        size_t count = 0;
+        for (size_t at = 0; (at = job.err.find("runnel: ", at)) != std::string::npos; ++at) ++count;
+        return count;
+    };
+    const Job missing = mpirun(3, "build/runnel-mpi run missing.gguf hi --split tensor");
+    CHECK(missing.code == 2);
+    CHECK(error_line(missing.err).find("missing.gguf") != std::string::npos);
+    CHECK(messages(missing) == 1);
+    // A file that only the second process lacks.
+    const Job other =
+        mpirun(2,
+               "sh -c 'exec build/runnel-mpi run $( [ $OMPI_COMM_WORLD_RANK = 1 ] && echo missing.gguf || "
+               "echo " +
+                   kModel + ") hi --raw --split tensor'");
+    CHECK(other.code == 2);
+    CHECK(error_line(other.err).find("runnel: process 1: ") == 0);
     const Job without = mpirun(2, "build/runnel run " + kModel + " hi --split tensor");
     CHECK(without.code == 1);
     CHECK(error_line(without.err).find("make MPI=1") != std::string::npos);
