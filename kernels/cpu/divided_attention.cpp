@@ -1,6 +1,7 @@
 #include "kernels/cpu/divided_attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 #include <cstring>
 #include <numeric>
@@ -229,6 +230,7 @@ void DividedAttention::attend_many(const AttentionRunner &runner, const Attentio
                 s_.kernels->attend_range(rows, range, partial, scratch);
                 s_.kernels->add_range(rows, range, partial, joined(u));
             }
+            std::atomic_ref(attended_).fetch_add(1, std::memory_order_relaxed);
         });
         s_.pool->barrier();
     }
@@ -319,7 +321,10 @@ void DividedAttention::fetch(const Attention &a, const SequenceSpan &span, int32
     }
     base::TraceSpan exchanging("keys and values");
     exchanging.note("turn", turn);
+    const auto attended = [&] { return std::atomic_ref(attended_).load(std::memory_order_relaxed); };
+    const int64_t before = attended();
     ranks_->exchange(sends, receives);
+    exchanging.note("units attended for meanwhile", attended() - before);
 }
 
 // The pieces: [unit of the rank, in the order of list_units()][token][head_dim_v of the K/V head's query heads].

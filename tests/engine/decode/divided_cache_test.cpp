@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/decode/error.h"
 #include "engine/decode/executor.h"
+#include "gguf/base/trace.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/divided_groups.h"
 #include "kernels/tensor_backend.h"
@@ -272,6 +275,37 @@ TEST_CASE("divided cache: what goes around is the pages, or sums, of other ranks
             CHECK(received(1) == rest(1) + layers * ranges * heads * (16 + 2) * 4 * others);
         }
     }
+}
+
+TEST_CASE(
+    "divided cache: while keys and values are exchanged, the other threads attend to the previous ones") {
+    TinyShape shape{.layers = 2, .type = gguf::Type::Q8_0};
+    const TinyProgram tiny(shape, 8);
+    Backends two;
+    for (int r = 0; r < 2; ++r) two.push_back(kernels::cpu::make_cpu_backend(2));
+    Executor executor(kernels::make_tensor_backend(std::move(two), {1, 1}), tiny.program(),
+                      {.context = 4096, .batch = 512, .ranks = 2});
+    SequenceCache sequence = executor.new_sequence();
+    std::mt19937 random(8);
+    std::vector<float> logits;
+    const base::Trace trace;  // of the first device's first thread, which exchanges
+    for (int step = 0; step < 8; ++step) {
+        const Tokens tokens = random_tokens(random, 512);
+        const StepInput input{.cache = &sequence, .tokens = tokens, .logit_rows = 1};
+        REQUIRE(executor.step({&input, 1}, logits));
+    }
+    std::map<bool, int64_t> meanwhile;  // by whether there was a turn before
+    size_t exchanges = 0;
+    for (const base::Trace::Event &event : trace.events()) {
+        if (std::string_view(event.name) != "keys and values") continue;
+        ++exchanges;
+        REQUIRE(event.notes.size() == 2);
+        meanwhile[event.notes[0].second > 0] += event.notes[1].second;
+    }
+    // Steps with 1 to 8 ranges, two of them in a turn.
+    CHECK(exchanges == 2 * (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4));
+    CHECK(meanwhile[false] == 0);
+    CHECK(meanwhile[true] > 0);
 }
 
 TEST_CASE(
