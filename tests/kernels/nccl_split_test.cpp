@@ -8,6 +8,8 @@
 #include "kernels/cuda/nccl/group.h"
 #include "kernels/cuda/runtime/switches.h"
 #include "kernels/device.h"
+#include "kernels/device_gathers.h"
+#include "kernels/row_cut.h"
 #include "kernels/tensor_backend.h"
 #include "kernels/tensor_program.h"
 #include "tests/simt/nccl.h"
@@ -48,6 +50,7 @@ std::unique_ptr<Backend> split(Ranks ranks, Shares shares) {
 struct GpusWithNccl {
     explicit GpusWithNccl(int count) : gpus(count) {}
     ~GpusWithNccl() {
+        cuda::use_device(0);
         for (const std::string &what : simt::nccl().misuse) CHECK_MESSAGE(false, what);
         CHECK(simt::nccl().communicators == 0);  // all have ended
     }
@@ -79,7 +82,81 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Two slots of a rank, which its one part takes and gives: what it has of a cut slot, and the whole one.
+constexpr Slot kOwn = 0, kWhole = 1;
+Program program_of(int64_t own, int64_t whole) {
+    Program program;
+    program.slots = {{"own", own}, {"whole", whole}, {"copy", whole}};
+    program.steps = {Copy{kWhole, 2, {}, {}, 1, whole, -1}};
+    program.parts = {{1, {kOwn, kWhole}, {kOwn, kWhole}}};
+    return program;
+}
+
+// The value of a slot at a token.
+float value_of(int64_t token, int64_t at) {
+    return static_cast<float>(1000 * token + at);
+}
+
+// Random ranges of `units` for the ranks, which may overlap and together are everything.
+Cut overlapping_ranges(size_t ranks, int64_t units, std::mt19937 &random) {
+    Cut cut;
+    int64_t covered = 0;
+    for (size_t r = 0; r < ranks; ++r) {
+        const int64_t left = r + 1 == ranks ? 0 : units - covered;
+        const int64_t end = units - static_cast<int64_t>(random() % static_cast<uint64_t>(left + 1));
+        cut.push_back({static_cast<int64_t>(random() % static_cast<uint64_t>(covered + 1)), end});
+        covered = std::max(covered, end);
+    }
+    return cut;
+}
+
 }  // namespace
+
+TEST_CASE("nccl: a gather puts each piece in its place, on the ranks that receive it") {
+    std::mt19937 random(3);
+    bool middle = false;  // a rank sends from the middle of its slot
+    for (const size_t ranks : {2, 3, 4, 6, 7}) {
+        CAPTURE(ranks);
+        const GpusWithNccl gpus(static_cast<int>(ranks));
+        const int32_t slices = 1 + static_cast<int32_t>(random() % 3), tokens = 3;
+        const Cut cut = overlapping_ranges(ranks, 40, random), pieces = without_copies(cut);
+        Gather gather{kOwn, kWhole, scaled(pieces, slices), {}, slices};
+        const Ranks devices = make_ranks(one_gpu, ranks);
+        std::vector<DeviceGathers *> all;
+        for (size_t r = 0; r < ranks; ++r) {
+            gather.first.push_back((pieces[r].begin - cut[r].begin) * slices);
+            middle = middle || (gather.first[r] > 0 && pieces[r].size() > 0);
+            devices[r]->load(program_of(cut[r].size() * slices, 40 * slices), {}, tokens);
+            all.push_back(devices[r]->gathers());
+        }
+        all[0]->join(all);
+        std::vector<char> receivers(ranks, 1);
+        receivers[random() % ranks] = 0;
+        for (size_t r = 0; r < ranks; ++r) {
+            const SlotRows own = devices[r]->exchange(kOwn), whole = devices[r]->exchange(kWhole);
+            for (int64_t t = 0; t < tokens; ++t) {
+                for (int64_t i = 0; i < slices; ++i)
+                    for (int64_t j = 0; j < cut[r].size(); ++j)
+                        own.data[t * own.stride + i * cut[r].size() + j] =
+                            value_of(t, 40 * i + cut[r].begin + j);
+                std::fill_n(whole.data + t * whole.stride, 40 * slices, -1.0f);
+            }
+            if (cut[r].size() > 0) all[r]->copy_in(kOwn, tokens);
+            all[r]->copy_in(kWhole, tokens);
+            all[r]->gather(gather, tokens, receivers);
+            all[r]->copy_out(kWhole, tokens);
+        }
+        for (DeviceGathers *const one : all) one->wait();
+        for (size_t r = 0; r < ranks; ++r) {
+            const SlotRows whole = devices[r]->exchange(kWhole);
+            for (int64_t t = 0; t < tokens; ++t)
+                for (int64_t i = 0; i < 40 * slices; ++i)
+                    REQUIRE(whole.data[t * whole.stride + i] == (receivers[r] ? value_of(t, i) : -1));
+        }
+        for (DeviceGathers *const one : all) one->leave();
+    }
+    CHECK(middle);
+}
 
 TEST_CASE("nccl: two to eight GPUs give the bits of one, with random programs and shares") {
     struct Case {
@@ -315,4 +392,5 @@ TEST_CASE("simt: the emulated NCCL refuses what NCCL must not be given") {
     streams[1].record(received);
     CHECK_THROWS_AS(received.wait(std::chrono::microseconds(100)), simt::Violation);
     for (cuda::nccl::Communicator *const one : ranks) f.abort(one);
+    cuda::use_device(0);
 }

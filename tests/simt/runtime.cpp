@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -229,30 +230,31 @@ struct Queue {
     std::deque<Work> work;
     std::unique_ptr<simt::Launch> begun;  // first of `work`: a dependent launch that already runs
     std::exception_ptr error;  // of work that ran while another stream waited; thrown by the next wait
+    std::optional<std::chrono::steady_clock::time_point> stuck;  // since when the first of `work` waits
 
     // Runs items from the front until `done`, or all, or until a step has waited for others for `patience`; false then.
     // Items after a failure are dropped. While a step waits, the streams that it may wait for run, too, as those of other
     // devices do without their hosts, and other threads use their devices.
     template <class Done>
     bool run_for(std::chrono::microseconds patience, Done done) {
-        for (auto end = std::chrono::steady_clock::time_point::max();;) {
+        using Clock = std::chrono::steady_clock;
+        for (const auto end = Clock::now() + patience;;) {
             {
                 const std::lock_guard hold(device_lock());
                 const WorkOn on(device);
-                const size_t before = work.size();
                 if (run_ready(done)) return true;
+                if (!stuck) stuck = Clock::now();
+                if (Clock::now() - *stuck > kLongestPause)
+                    throw simt::Violation("a stream waits for work of other devices that does not come");
                 run_others(*this);
-                if (work.size() < before || end == std::chrono::steady_clock::time_point::max())
-                    end = std::chrono::steady_clock::now() + patience;
             }
-            if (std::chrono::steady_clock::now() >= end) return false;
+            if (Clock::now() >= end) return false;
             std::this_thread::sleep_for(kPause);
         }
     }
     template <class Done>
     void run_until(Done done) {
-        if (!run_for(kLongestPause, done))
-            throw simt::Violation("a stream waits for work of other devices that does not come");
+        while (!run_for(kLongestPause, done)) continue;
     }
 
     // Returns false if a step must wait.
@@ -264,6 +266,7 @@ struct Queue {
                 if (work.front().step && !work.front().step()) return false;
                 const Work next = std::move(work.front());
                 work.pop_front();
+                stuck.reset();
                 if (next.launch)
                     run(*next.launch);
                 else if (next.other)

@@ -74,6 +74,7 @@ std::string NcclGathers::join(std::span<DeviceGathers *const> ranks) {
         for (NcclGathers *const rank : all) rank->leave();
         throw;
     }
+    use_device(device_.number);
     return group->name();
 }
 
@@ -91,6 +92,7 @@ void NcclGathers::connect(std::shared_ptr<nccl::Group> group, size_t rank) {
 
 void NcclGathers::leave() noexcept {
     if (!joined()) return;
+    if (group_->aborted()) group_->abort(rank_);  // otherwise the stream might not end
     try {
         use_device(device_.number);
         device_.stream.wait();
