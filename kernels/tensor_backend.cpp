@@ -79,6 +79,7 @@ class TensorBackend final : public Backend {
 
     bool execute(const Batch &batch, std::span<float> logits) override {
         if (batch.cancel != nullptr && *batch.cancel) return false;
+        if (ranks_.empty()) connect_ranks();
         std::vector<char> done(devices_.size());
         std::vector<std::exception_ptr> errors = run_all(
             [&](size_t r) { done[r] = ranks_[r]->execute(batch, r == 0 ? logits : std::span<float>()); });
@@ -86,7 +87,7 @@ class TensorBackend final : public Backend {
             // The others only report that a rank failed; its own error says why.
             std::vector<std::exception_ptr> own;
             for (const auto &rank : ranks_) own.push_back(rank->error());
-            connect_ranks();
+            part_devices();  // the next batch connects them again, which may take seconds
             throw_first(own);
             for (const auto &error : errors)
                 if (error) std::rethrow_exception(error);
