@@ -139,8 +139,8 @@ Result add(Message m, size_t count, int type) {
     if (*own.ended) return misuse(kInvalidUsage, "a communicator is used after its end");
     if (open_group.depth == 0) return misuse(kInvalidUsage, "a message outside a group");
     if (type != kFloat32 || count == 0) return misuse(kInvalidArgument, "not a positive number of floats");
-    if (m.peer < 0 || m.peer == own.rank || static_cast<size_t>(m.peer) >= own.ranks->devices.size())
-        return misuse(kInvalidArgument, "there is no other rank " + std::to_string(m.peer));
+    if (m.peer < 0 || static_cast<size_t>(m.peer) >= own.ranks->devices.size())
+        return misuse(kInvalidArgument, "there is no rank " + std::to_string(m.peer));
     const int device = own.ranks->devices[static_cast<size_t>(own.rank)];
     if (device_of_stream(m.stream) != device) return misuse(kInvalidArgument, "the stream of another device");
     m.bytes = count * sizeof(float);
