@@ -147,6 +147,7 @@ struct DeviceInfo {
 };
 
 class Communicator;
+class DeviceGathers;
 
 class Backend {
   public:
@@ -193,6 +194,12 @@ class Backend {
     // Copies the first `tokens` rows of a slot from the device memory of `writer`, whose part that wrote them has
     // been executed. Precondition: can_copy_from(writer).
     virtual void copy_slot(Slot slot, const Backend &writer, int32_t tokens);
+
+    // The device's end of gathers between device memories (device_gathers.h). Null: it has none.
+    virtual DeviceGathers *gathers() { return nullptr; }
+    // What moves the gathers of a tensor split, in words: "gathers by NCCL 2.28.9", "gathers through host memory (...)".
+    // Empty for other backends, and before load().
+    virtual std::string gather_note() const { return ""; }
 
     // Copies whole blocks of a group (K and V of all its layers), in the given order, before the next
     // execute(): copy-on-write of shared blocks.

@@ -62,6 +62,9 @@ class CudaDevice final : public Device {
     size_t cache_need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const override {
         return cuda::cache_memory(program, cache, max_tokens);
     }
+    size_t gather_need(const Program &program, int32_t max_tokens) const override {
+        return cuda::gather_memory(program, max_tokens);
+    }
     std::vector<std::string> missing(const Program &program) const override {
         return cuda::missing_kernels(program);
     }

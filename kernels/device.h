@@ -42,6 +42,8 @@ class Device {
     // The part of need() that grows with the cache: pages, block tables, partial results of attention,
     // states. 0 for a cache without groups and states.
     virtual size_t cache_need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const = 0;
+    // Bytes that gathers between devices (device_gathers.h) take besides need(), if the device has them; 0 otherwise.
+    virtual size_t gather_need(const Program &, int32_t /*max_tokens*/) const { return 0; }
     // One message for each step of the program that the device cannot run; empty if it can run all.
     virtual std::vector<std::string> missing(const Program &program) const = 0;
     // Throws BackendError.

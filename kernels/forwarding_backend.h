@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "kernels/backend.h"
@@ -28,6 +29,8 @@ class ForwardingBackend : public Backend {
     }
     void read_logits(int32_t row, std::span<float> logits) override { device_->read_logits(row, logits); }
     SlotRows exchange(Slot slot) override { return device_->exchange(slot); }
+    DeviceGathers *gathers() override { return device_->gathers(); }
+    std::string gather_note() const override { return device_->gather_note(); }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         device_->copy_blocks(group, copies);
     }

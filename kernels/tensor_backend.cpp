@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/block_pieces.h"
+#include "kernels/device_gathers.h"
 #include "kernels/partition.h"
 #include "kernels/rank_threads.h"
 #include "kernels/tensor_program.h"
@@ -45,6 +46,7 @@ class TensorBackend final : public Backend {
         assert(shares_.size() == devices_.size());
         assert(names_.empty() || names_.size() == devices_.size());
     }
+    ~TensorBackend() override { part_devices(); }
 
     DeviceInfo info() const override {
         DeviceInfo all = joined_info(devices_);
@@ -53,12 +55,13 @@ class TensorBackend final : public Backend {
     }
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
-        ranks_.clear();
+        part_devices();
         tensor_ = cut_program(program, shares_, cache.shares);
         pieces_ = BlockPieces(tensor_, cache);
         on_all([&](size_t r) { devices_[r]->load(tensor_.programs[r], share_of(cache, r), max_tokens); });
         connect_ranks();
     }
+    std::string gather_note() const override { return gather_note_; }
     void on_load(LoadProgress progress) override {
         if (!progress) {
             for (const auto &device : devices_) device->on_load({});
@@ -76,6 +79,7 @@ class TensorBackend final : public Backend {
 
     bool execute(const Batch &batch, std::span<float> logits) override {
         if (batch.cancel != nullptr && *batch.cancel) return false;
+        if (ranks_.empty()) connect_ranks();
         std::vector<char> done(devices_.size());
         std::vector<std::exception_ptr> errors = run_all(
             [&](size_t r) { done[r] = ranks_[r]->execute(batch, r == 0 ? logits : std::span<float>()); });
@@ -83,7 +87,7 @@ class TensorBackend final : public Backend {
             // The others only report that a rank failed; its own error says why.
             std::vector<std::exception_ptr> own;
             for (const auto &rank : ranks_) own.push_back(rank->error());
-            connect_ranks();
+            part_devices();  // the next batch connects them again, which may take seconds
             throw_first(own);
             for (const auto &error : errors)
                 if (error) std::rethrow_exception(error);
@@ -155,12 +159,35 @@ class TensorBackend final : public Backend {
         }
     }
 
+    void part_devices() noexcept {
+        ranks_.clear();
+        for (const auto &device : devices_)
+            if (DeviceGathers *const gathers = device->gathers()) gathers->leave();
+    }
+
+    // Lets the devices gather among themselves if they can. Returns whether they do.
+    bool join_devices() {
+        gather_note_.clear();
+        std::vector<DeviceGathers *> all;
+        for (const auto &device : devices_) all.push_back(device->gathers());
+        if (all.size() == 1 || std::ranges::count(all, nullptr) > 0) return false;
+        try {
+            gather_note_ = "gathers by " + all.front()->join(all);
+            return true;
+        } catch (const BackendError &why) {
+            gather_note_ = "gathers through host memory (" + std::string(why.what()) + ")";
+            return false;
+        }
+    }
+
     // Gives the ranks new communicators.
     void connect_ranks() {
-        ranks_.clear();
+        part_devices();
+        const bool joined = join_devices();
         communicators_ = make_communicators_(static_cast<int>(devices_.size()));
         for (size_t r = 0; r < devices_.size(); ++r)
-            ranks_.push_back(std::make_unique<TensorRank>(*devices_[r], *communicators_[r], tensor_));
+            ranks_.push_back(std::make_unique<TensorRank>(*devices_[r], *communicators_[r], tensor_,
+                                                          joined ? devices_[r]->gathers() : nullptr));
     }
 
     std::vector<std::unique_ptr<Backend>> devices_;
@@ -169,6 +196,7 @@ class TensorBackend final : public Backend {
     const MakeCommunicators make_communicators_;
     TensorProgram tensor_;
     BlockPieces pieces_;
+    std::string gather_note_;
     std::vector<std::unique_ptr<Communicator>> communicators_;
     std::vector<std::unique_ptr<TensorRank>> ranks_;
     RankThreads threads_;

@@ -44,7 +44,8 @@ class Cutter {
 
     TensorProgram cut() {
         size_t i = 0;
-        for (const Program::Part &part : program_.whole_parts()) {
+        out_.outer_parts = program_.whole_parts();
+        for (const Program::Part &part : out_.outer_parts) {
             begin_outer_part(part.in);
             for (; i < part.end; ++i) {
                 layer_ = layer_of(program_.steps[i]);

@@ -50,8 +50,10 @@ struct TensorProgram {
     std::vector<Program> programs;  // by rank
     std::vector<Stage> stages;
     std::vector<size_t> part_ends;  // for each part of the whole program: the number of stages up to its end
-    Cut vocabulary;                 // the logits that each rank computes; empty: the program has none
-    std::vector<Cut> kv_heads;      // by cache layer; of a divided one, all of them on each rank
+    std::vector<Program::Part>
+        outer_parts;            // the parts of the whole program: their slots cross its border on rank 0
+    Cut vocabulary;             // the logits that each rank computes; empty: the program has none
+    std::vector<Cut> kv_heads;  // by cache layer; of a divided one, all of them on each rank
 };
 
 // shares: of the work, by rank; not negative, some of them positive. cache_shares: CacheConfig::shares, of groups that

@@ -11,11 +11,28 @@ namespace {
 // Rank 0 appends to the piece that it sends whether the batch is cancelled.
 using CancelWord = uint32_t;
 
+// Between two points where ranks whose devices gather agree whether to go on.
+constexpr size_t kStagesAhead = 16;
+
 // Copies `width` floats of each of `rows` rows between places with different strides.
 void copy_rows(const float *from, int64_t from_stride, float *to, int64_t to_stride, int64_t width,
                size_t rows) {
     for (size_t row = 0; row < rows; ++row, from += from_stride, to += to_stride)
         std::copy_n(from, width, to);
+}
+
+// The slots that the rank gets from gathers.
+std::set<Slot> received(const Program &program, bool first) {
+    std::set<Slot> slots;
+    const auto add = [&](const std::vector<Slot> &some) {
+        for (const Slot slot : some)
+            if (program.slots[static_cast<size_t>(slot)].width > 0) slots.insert(slot);
+    };
+    for (const Program::Part &part : program.parts) {
+        add(part.in);
+        if (first) add(part.out);  // what the caller reads from rank 0
+    }
+    return slots;
 }
 
 }  // namespace
@@ -56,19 +73,16 @@ class TensorRank::Link final : public Communicator {
 
 TensorRank::~TensorRank() = default;
 
-TensorRank::TensorRank(Backend &device, Communicator &communicator, const TensorProgram &tensor)
+TensorRank::TensorRank(Backend &device, Communicator &communicator, const TensorProgram &tensor,
+                       DeviceGathers *gathers)
     : device_(device),
       communicator_(communicator),
       tensor_(tensor),
       rank_(static_cast<size_t>(communicator.rank())),
-      link_(std::make_unique<Link>(communicator)) {
+      link_(std::make_unique<Link>(communicator)),
+      gathers_(gathers) {
     device_.connect(*link_);
-    for (const Program::Part &part : tensor.programs[rank_].parts)
-        received_.insert(part.in.begin(), part.in.end());
-    // What the caller reads from rank 0.
-    if (rank_ == 0)
-        for (const Program::Part &part : tensor.programs[rank_].parts)
-            received_.insert(part.out.begin(), part.out.end());
+    for (const Program &program : tensor.programs) received_.push_back(received(program, received_.empty()));
 }
 
 // Calls f and keeps what it throws, unless another rank is the cause.
@@ -77,7 +91,7 @@ auto TensorRank::on_device(F &&f) {
     try {
         return f();
     } catch (...) {
-        if (!link_->has_failed()) error_ = std::current_exception();
+        if (!link_->has_failed() && !(gathers_ && gathers_->aborted())) error_ = std::current_exception();
         throw;
     }
 }
@@ -87,7 +101,9 @@ bool TensorRank::execute(const Batch &batch, std::span<float> logits) {
     try {
         return run(batch, logits);
     } catch (const std::exception &error) {
-        communicator_.abort(error.what());  // the other ranks must not wait for this one
+        // The other ranks must not wait for this one.
+        if (gathers_) gathers_->abort();
+        communicator_.abort(error.what());
         throw;
     }
 }
@@ -112,17 +128,49 @@ bool TensorRank::run_stages(const Batch &batch, std::span<float> logits) {
     if (!alone) own.cancel = nullptr;
     const size_t parts = tensor_.programs[rank_].parts.size();
     const auto part = static_cast<size_t>(batch.part);
-    for (size_t s = part == 0 ? 0 : tensor_.part_ends[part - 1]; s < tensor_.part_ends[part]; ++s) {
+    const size_t tokens = batch.tokens.size(), first = part == 0 ? 0 : tensor_.part_ends[part - 1];
+    const auto cancelled = [&] { return !alone && batch.cancel && *batch.cancel; };
+    // What crosses the border of the whole program does so in rank 0's host memory.
+    const auto cross = [&](const std::vector<Slot> &slots, auto copy) {
+        if (!gathers_ || rank_ > 0) return;
+        on_device([&] {
+            for (const Slot slot : slots)
+                if (width(slot) > 0) (gathers_->*copy)(slot, static_cast<int32_t>(tokens));
+        });
+    };
+    cross(tensor_.outer_parts[part].in, &DeviceGathers::copy_in);
+    for (size_t s = first; s < tensor_.part_ends[part]; ++s) {
         const TensorProgram::Stage &stage = tensor_.stages[s];
+        if (gathers_ && (s - first) % kStagesAhead == 0 && !go_on(cancelled())) return false;
         for (const Gather &one : stage.gathers)
-            if (!gather(one, batch.tokens.size(), !alone && batch.cancel && *batch.cancel)) return false;
+            if (gathers_)
+                enqueue(one, tokens);
+            else if (!gather(one, tokens, cancelled()))
+                return false;
         own.part = stage.parts[rank_];
         if (own.part < 0) continue;
         const bool last = static_cast<size_t>(own.part) + 1 == parts;
         if (!on_device([&] { return device_.execute(own, last ? logits : std::span<float>()); }))
             return false;
     }
+    cross(tensor_.outer_parts[part].out, &DeviceGathers::copy_out);
+    if (gathers_) on_device([&] { gathers_->wait(); });
     return true;
+}
+
+// The same answer on all ranks: false if rank 0 says that the batch is cancelled. The device is then idle.
+bool TensorRank::go_on(bool cancelled) {
+    on_device([&] { gathers_->wait_for_earlier(); });
+    CancelWord agreed = cancelled;
+    communicator_.broadcast(std::as_writable_bytes(std::span(&agreed, 1)), 0);
+    if (agreed != 0) on_device([&] { gathers_->wait(); });
+    return agreed == 0;
+}
+
+void TensorRank::enqueue(const Gather &gather, size_t tokens) {
+    std::vector<char> receivers;
+    for (const std::set<Slot> &slots : received_) receivers.push_back(slots.contains(gather.to));
+    on_device([&] { gathers_->gather(gather, static_cast<int32_t>(tokens), receivers); });
 }
 
 // Returns false if rank 0 says that the batch is cancelled.
@@ -153,7 +201,7 @@ bool TensorRank::gather(const Gather &gather, size_t tokens, bool cancelled) {
     communicator_.all_gather(mine, sizes, all);
     std::memcpy(&agreed, word, sizeof agreed);
     if (agreed != 0) return false;
-    if (!received_.contains(gather.to) || width(gather.to) == 0) return true;
+    if (!received_[rank_].contains(gather.to)) return true;
     on_device([&] {
         const SlotRows to = device_.exchange(gather.to);
         const std::byte *from = all.data();

@@ -287,7 +287,7 @@ Report report(const std::string &model, uint64_t seed, const decode::Engine &eng
             done.usage.prompt_tokens,
             done.usage.completion_tokens,
             std::string(finish_name(done)),
-            engine.placement(),
+            engine.placement_details(),
             done.speculation};
 }
 

@@ -339,6 +339,11 @@ std::string Engine::placement() const {
     return placement_;
 }
 
+std::string Engine::placement_details() const {
+    const std::string gathers = executor_->gather_note();
+    return placement_ + (gathers.empty() ? "" : ", " + gathers);
+}
+
 std::unique_ptr<kernels::Backend> Engine::another_backend() const {
     const size_t gpus = devices_.size() - 1;
     if (gpus == 0) return cpu_->backend();

@@ -75,6 +75,8 @@ class Engine {
 
     // Where the layers run, in a few words: "all layers on the CPU".
     std::string placement() const;
+    // The same with what may differ from run to run without a change of the results: "..., gathers by NCCL 2.28.9".
+    std::string placement_details() const;
     // Another backend on the same devices, for a second program: its layers run where this model's layers of
     // the same numbers run, or in this process alone. A draft block runs on the last GPU.
     std::unique_ptr<kernels::Backend> another_backend() const;

@@ -137,6 +137,7 @@ class Executor {
     // For a second program that reads this one's cache; without pools if the device has none to share.
     kernels::CacheConfig shared_cache() const;
     kernels::DeviceInfo device() const { return backend_->info(); }
+    std::string gather_note() const { return backend_->gather_note(); }
     int64_t launches() const { return backend_->launches(); }
 
   private:

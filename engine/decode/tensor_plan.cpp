@@ -68,7 +68,9 @@ TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
     std::vector<CacheBudget> budgets;
     for (size_t r = 0; r < gpus.size(); ++r) {
         expect_kernels(tensor.programs[r], *gpus[r]);
-        free.push_back(gpus[r]->free_memory());
+        const size_t all = gpus[r]->free_memory();
+        const size_t gathers = gpus.size() > 1 ? gpus[r]->gather_need(tensor.programs[r], context.batch) : 0;
+        free.push_back(all - std::min(all, gathers));
         budgets.push_back(budget_of(*gpus[r], tensor.programs[r], free.back(), context));
     }
     const auto plan = plan_context(program, budgets, context);

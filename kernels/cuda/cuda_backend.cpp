@@ -16,6 +16,7 @@
 #include "kernels/cuda/linear/head_runner.h"
 #include "kernels/cuda/linear/linear_launch.h"
 #include "kernels/cuda/linear/quantize.h"
+#include "kernels/cuda/nccl/gathers.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/runtime/batch_input.h"
 #include "kernels/cuda/runtime/devices.h"
@@ -45,6 +46,7 @@ constexpr size_t kMostGraphs = 64;  // graphs kept
 struct GraphKey {
     int32_t part, tokens, logit_rows, candidates;
     bool shares, masked;
+    bool gathers;  // between device memories: no copies of slots to host memory
     AttentionLaunches attention;
     auto operator<=>(const GraphKey &) const = default;
 };
@@ -79,6 +81,7 @@ class CudaBackend final : public Backend {
     void read_logits(int32_t row, std::span<float> logits) override;
     int64_t launches() const override { return stream_.launched(); }
     SlotRows exchange(Slot slot) override { return {exchange_.at(slot).as<float>(), stride(slot)}; }
+    DeviceGathers *gathers() override { return &gathers_; }
     bool can_copy_from(const Backend &writer) const override {
         const auto *gpu = dynamic_cast<const CudaBackend *>(&writer);
         return gpu != nullptr && launcher_.switches().peer && can_copy_directly(device_, gpu->device_);
@@ -192,6 +195,7 @@ class CudaBackend final : public Backend {
     bool shares_ = false;                  // some sequence of the batch has shared cells
     Stream stream_;                        // destroyed before all memory
     Launcher launcher_{stream_, properties_};
+    NcclGathers gathers_{{device_, program_, max_tokens_, slots_, exchange_, stream_, launcher_}};
 };
 
 // --- load --------------------------------------------------------------------------------------------------
@@ -320,13 +324,8 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
         logits_.stage_masks(batch.masks);
         logits_.upload_masks(stream_, 0);
     }
-    now_ = {batch.part,
-            tokens_,
-            logit_rows_,
-            candidates,
-            shares_,
-            masked,
-            attention_.launches(batch.sequences, tokens_)};
+    now_ = {batch.part, tokens_, logit_rows_,       candidates,
+            shares_,    masked,  gathers_.joined(), attention_.launches(batch.sequences, tokens_)};
     if (tokens_ > kLinearTokens || !launcher_.switches().graphs)
         enqueue();
     else
@@ -341,9 +340,10 @@ bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
     for (int32_t first = 0; first < logit_rows_; first += kLinearTokens) {
         const int32_t count = std::min(logit_rows_ - first, kLinearTokens);
         if (first > 0) enqueue_logits(first, count);
+        if (gathers_.joined()) gathers_.wait();
         logits_.fetch(stream_, logits.subspan(static_cast<size_t>(first) * vocab), count);
     }
-    if (logit_rows_ == 0) stream_.wait();
+    if (logit_rows_ == 0 && !gathers_.joined()) stream_.wait();
     return !cancelled(batch);
 }
 
@@ -376,6 +376,7 @@ void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
 void CudaBackend::replay() {
     auto known = graphs_.find(now_);
     if (known == graphs_.end()) {
+        if (gathers_.joined()) gathers_.wait();
         // Batches of ever new shapes would need ever more graphs, whose memory the plan does not count.
         if (graphs_.size() >= kMostGraphs) graphs_.clear();
         Capture capture(stream_);
@@ -396,8 +397,9 @@ void CudaBackend::enqueue() {
     hand_over(part.out, true);
 }
 
-// Copies the batch's rows of the slots to host memory (out) or from it, one copy per slot.
+// Copies the batch's rows of the slots to host memory (out) or from it, one copy per slot, unless they stay on devices.
 void CudaBackend::hand_over(std::span<const Slot> slots, bool out) {
+    if (gathers_.joined()) return;
     for (const Slot id : slots) {
         const size_t bytes = static_cast<size_t>(stride(id) * tokens_) * sizeof(float);
         if (out)

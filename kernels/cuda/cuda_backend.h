@@ -33,5 +33,8 @@ MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t
 // The part of memory_need() that grows with the cache: pages, block tables, partial results of attention, states. 0
 // for a cache without groups and states.
 size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t max_tokens);
+// What gathers by NCCL take besides, for a rank's program of a tensor split; 0 if there is no NCCL to use. NCCL's own part
+// of it is an estimate.
+size_t gather_memory(const Program &program, int32_t max_tokens);
 
 }  // namespace runnel::kernels::cuda

@@ -35,6 +35,9 @@ MemoryNeed memory_need(const Program &, const CacheConfig &, int32_t) {
 size_t cache_memory(const Program &, const CacheConfig &, int32_t) {
     refuse();
 }
+size_t gather_memory(const Program &, int32_t) {
+    refuse();
+}
 double copy_bandwidth(int, size_t, int) {
     refuse();
 }

@@ -3,69 +3,38 @@
 
 #include <string>
 
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/cuda_backend.h"
 #include "kernels/expert_halves.h"
 #include "kernels/reference/reference_backend.h"
 #include "kernels/steps.h"
 #include "kernels/tensor_backend.h"
 #include "kernels/tensor_program.h"
-#include "tests/simt/simt.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/program_runs.h"
+#include "tests/support/split_ranks.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
 using namespace runnel::kernels;
+using tests::Gpus;
 using tests::kBlocks;
 using tests::kMaxTokens;
+using tests::make_ranks;
+using tests::MakeDevice;
+using tests::mixture;
+using tests::one_cpu;
+using tests::one_gpu;
 using tests::random_tokens;
+using tests::rank_names;
+using tests::Ranks;
 using tests::run;
 using tests::run_branch;
 using tests::same;
-using tests::TinyExperts;
+using tests::Shares;
+using tests::shares_of;
 using tests::TinyProgram;
 using tests::TinyShape;
 
 namespace {
-
-using Ranks = std::vector<std::unique_ptr<Backend>>;
-using Shares = std::vector<double>;
-
-using MakeDevice = std::unique_ptr<Backend> (*)(int number);
-std::unique_ptr<Backend> one_cpu(int number) {
-    return cpu::make_cpu_backend(1 + number % 2);
-}
-std::unique_ptr<Backend> one_gpu(int number) {
-    return cuda::make_cuda_backend(number);
-}
-
-struct Gpus {
-    explicit Gpus(int count) { simt::settings().devices = count; }
-    ~Gpus() { simt::settings() = {}; }
-};
-
-Ranks make_ranks(MakeDevice make, size_t count) {
-    Ranks all;
-    for (size_t i = 0; i < count; ++i) all.push_back(make(static_cast<int>(i)));
-    return all;
-}
-
-std::vector<std::string> names(size_t count) {
-    std::vector<std::string> all;
-    for (size_t i = 0; i < count; ++i) all.push_back("number " + std::to_string(i));
-    return all;
-}
-
-// Equal ones, random ones, and random ones of which one is 0.
-Shares shares_of(size_t ranks, uint32_t kind) {
-    std::mt19937 random(kind);
-    Shares shares(ranks, 1);
-    if (kind % 3 > 0)
-        for (double &share : shares) share = static_cast<double>(1 + random() % 5);
-    if (kind % 3 > 1 && ranks > 1) shares[random() % ranks] = 0;
-    return shares;
-}
 
 void check_tensor(const Program &program, MakeDevice make, size_t ranks, uint32_t seed,
                   CacheType k = CacheType::F16, CacheType v = CacheType::F16) {
@@ -77,7 +46,8 @@ void check_tensor(const Program &program, MakeDevice make, size_t ranks, uint32_
     whole->load(program, cache, kMaxTokens);
     const std::vector<float> expected = run(*whole, program, tokens, tokens.size());
     const std::vector<float> guesses = run_branch(*whole, program, tokens, 37);
-    const auto backend = make_tensor_backend(make_ranks(make, ranks), shares_of(ranks, seed), names(ranks));
+    const auto backend =
+        make_tensor_backend(make_ranks(make, ranks), shares_of(ranks, seed), rank_names(ranks));
     backend->load(program, cache, kMaxTokens);
     REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
     REQUIRE(same(run_branch(*backend, program, tokens, 37), guesses));
@@ -101,25 +71,6 @@ size_t matrix_bytes(const Program &program) {
     for (const Weight &w : program.weights)
         if (w.rows > 1) bytes += w.bytes();
     return bytes;
-}
-
-// All options of mixtures, with widths of one to six units (hidden_rows_unit()).
-TinyShape mixture(uint32_t seed) {
-    using Kind = Activation::Kind;
-    constexpr gguf::Type kTypes[] = {gguf::Type::Q8_0, gguf::Type::F16, gguf::Type::Q4_0, gguf::Type::F32};
-    TinyShape shape{.layers = 1, .type = kTypes[seed % 4]};
-    const auto used = static_cast<int32_t>(1 + seed % 4);
-    shape.feed_forward = used == 2 ? 96 : used == 3 ? 128 : used == 4 ? 48 : 64 * (1 + seed / 4 % 3);
-    shape.width = 96, shape.vocab = 60;
-    TinyExperts &e = shape.experts;
-    e = {.count = 6, .routing = {.used = used}};
-    e.biases = seed % 3 == 0, e.merged = seed % 2 == 0, e.shared = seed % 5 == 0;
-    e.scales = seed % 3 == 1, e.in_scales = seed % 3 == 2;
-    e.weights_on_input = seed % 7 == 0, e.selection_bias = seed % 4 == 3;
-    e.act = std::array{Kind::Silu, Kind::SiluClamped, Kind::GeluTanh, Kind::LimitThenSilu}[seed / 2 % 4];
-    e.routing.normalize = seed % 4 == 1;
-    if (seed % 6 == 5) e.routing.groups = 3, e.routing.groups_used = 2;
-    return shape;
 }
 
 }  // namespace
@@ -315,7 +266,7 @@ TEST_CASE(
         std::atomic<bool> armed = false;
         Ranks three = make_ranks(one_cpu, 3);
         three[failing] = std::make_unique<tests::FailingBackend>(std::move(three[failing]), armed, 1);
-        const auto backend = make_tensor_backend(std::move(three), {1, 1, 1}, names(3));
+        const auto backend = make_tensor_backend(std::move(three), {1, 1, 1}, rank_names(3));
         backend->load(program, {{kBlocks}}, kMaxTokens);
         const std::vector<float> expected = run(*backend, program, tokens, 6);
         armed = true;
@@ -337,7 +288,7 @@ TEST_CASE("tensor split: a device without memory is named, and loading can be st
     simt::settings().memory_of = {size_t{1} << 30, size_t{1} << 30, 1000};
     std::string error;
     try {
-        make_tensor_backend(make_ranks(one_gpu, 3), {1, 1, 1}, names(3))
+        make_tensor_backend(make_ranks(one_gpu, 3), {1, 1, 1}, rank_names(3))
             ->load(tiny.program(), {{kBlocks}}, kMaxTokens);
     } catch (const BackendError &caught) {
         CHECK(caught.kind == BackendError::Kind::OutOfMemory);
@@ -345,7 +296,7 @@ TEST_CASE("tensor split: a device without memory is named, and loading can be st
     }
     CHECK(error.starts_with("number 2: the GPU has 1 MiB free, but "));
     simt::settings().memory_of.clear();
-    const auto backend = make_tensor_backend(make_ranks(one_gpu, 3), {1, 1, 1}, names(3));
+    const auto backend = make_tensor_backend(make_ranks(one_gpu, 3), {1, 1, 1}, rank_names(3));
     size_t most = 0;
     backend->on_load([&](size_t done, size_t all) {
         CHECK(done <= all);
@@ -365,34 +316,11 @@ TEST_CASE("tensor split: a program in two parts gives the slot between them and 
         CAPTURE(ranks);
         const Gpus gpus(static_cast<int>(ranks));
         const TinyProgram tiny({.layers = 2, .type = gguf::Type::Q8_0}, 60 + ranks);
-        Program program = tiny.program();
-        // The residual stream, which is gathered at the end of the first part.
-        const Slot hidden = std::get<Norm>(program.steps[program.steps.size() - 2]).in;
-        const int64_t width = program.slots[static_cast<size_t>(hidden)].width;
-        program.parts = {{program.steps.size() - 2, {}, {hidden}}, {program.steps.size(), {hidden}, {}}};
         const MakeDevice make = ranks % 2 ? one_gpu : one_cpu;
-        std::vector<float> logits[2], states[2];
-        for (const bool split : {false, true}) {
-            const auto backend =
-                split ? make_tensor_backend(make_ranks(make, ranks), Shares(ranks, 1)) : make(0);
-            backend->load(program, {{kBlocks}}, kMaxTokens);
-            const std::vector<int32_t> tokens = random_tokens(6, ranks), positions = {0, 1, 2, 3, 4, 5},
-                                       rows = {5};
-            const std::vector<BlockId> table = {0};
-            const SequenceSpan span{0, 6, 0, {table}};
-            Batch batch{tokens, positions, {&span, 1}, rows};
-            REQUIRE(backend->execute(batch, {}));
-            const SlotRows rows_of = backend->exchange(hidden);
-            for (int64_t t = 0; t < 6; ++t) {
-                float *row = rows_of.data + t * rows_of.stride;
-                states[split].insert(states[split].end(), row, row + width);
-                for (int64_t i = 0; i < width; ++i) row[i] += 0.25f;  // what another device might return
-            }
-            logits[split].resize(static_cast<size_t>(program.vocab));
-            batch.part = 1;
-            REQUIRE(backend->execute(batch, logits[split]));
-        }
-        CHECK(same(states[0], states[1]));
-        CHECK(same(logits[0], logits[1]));
+        const tests::TwoParts whole = tests::run_two_parts(*make(0), tiny, ranks);
+        const auto backend = make_tensor_backend(make_ranks(make, ranks), Shares(ranks, 1));
+        const tests::TwoParts split = tests::run_two_parts(*backend, tiny, ranks);
+        CHECK(same(whole.states, split.states));
+        CHECK(same(whole.logits, split.logits));
     }
 }

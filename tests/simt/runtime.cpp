@@ -15,12 +15,15 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
 #include "tests/simt/block.h"
+#include "tests/simt/library_work.h"
 #include "tests/simt/memory.h"
 #include "tests/simt/observer.h"
 
@@ -194,11 +197,15 @@ void name_region(const void *begin, size_t bytes, const char *name, Region kind)
 
 namespace {
 
-// An item of a stream: a launch, or something else.
+// An item of a stream: a launch, a step of a library that may have to wait for other devices, or something else.
 struct Work {
     std::shared_ptr<const simt::LaunchCall> launch;
     std::function<void()> other;
+    std::function<bool()> step = {};
 };
+
+constexpr std::chrono::microseconds kPause{50};    // before a step runs again
+constexpr std::chrono::seconds kLongestPause{20};  // then it waits for ever
 
 // While it exists, work runs as work of `device`.
 class WorkOn {
@@ -210,23 +217,59 @@ class WorkOn {
     const int before_;
 };
 
+struct Queue;
+// Those that have ever had a step. Under device_lock().
+std::vector<std::weak_ptr<Queue>> &queues_with_steps() {
+    static std::vector<std::weak_ptr<Queue>> all;
+    return all;
+}
+void run_others(const Queue &waiting);
+
 struct Queue {
     const int device = current_device;
     std::deque<Work> work;
     std::unique_ptr<simt::Launch> begun;  // first of `work`: a dependent launch that already runs
+    std::exception_ptr error;  // of work that ran while another stream waited; thrown by the next wait
+    std::optional<std::chrono::steady_clock::time_point> stuck;  // since when the first of `work` waits
 
-    // Runs items from the front until `done`, or all. Items after a failure are dropped.
+    // Runs items from the front until `done`, or all, or until a step has waited for others for `patience`; false then.
+    // Items after a failure are dropped. While a step waits, the streams that it may wait for run, too, as those of other
+    // devices do without their hosts, and other threads use their devices.
+    template <class Done>
+    bool run_for(std::chrono::microseconds patience, Done done) {
+        using Clock = std::chrono::steady_clock;
+        for (const auto end = Clock::now() + patience;;) {
+            {
+                const std::lock_guard hold(device_lock());
+                const WorkOn on(device);
+                if (run_ready(done)) return true;
+                if (!stuck) stuck = Clock::now();
+                if (Clock::now() - *stuck > kLongestPause)
+                    throw simt::Violation("a stream waits for work of other devices that does not come");
+                run_others(*this);
+            }
+            if (Clock::now() >= end) return false;
+            std::this_thread::sleep_for(kPause);
+        }
+    }
     template <class Done>
     void run_until(Done done) {
-        const std::lock_guard hold(device_lock());
-        const WorkOn on(device);
+        while (!run_for(kLongestPause, done)) continue;
+    }
+
+    // Returns false if a step must wait.
+    template <class Done>
+    bool run_ready(Done done) {
+        if (error) std::rethrow_exception(std::exchange(error, nullptr));
         try {
             while (!done() && !work.empty()) {
+                if (work.front().step && !work.front().step()) return false;
                 const Work next = std::move(work.front());
                 work.pop_front();
+                stuck.reset();
                 if (next.launch)
                     run(*next.launch);
-                else
+                else if (next.other)
                     next.other();
             }
         } catch (...) {
@@ -234,6 +277,7 @@ struct Queue {
             begun.reset();
             throw;
         }
+        return true;
     }
 
     void run(const simt::LaunchCall &call) {
@@ -248,6 +292,23 @@ struct Queue {
     }
 };
 
+// Runs the other streams that have steps, up to their last step.
+void run_others(const Queue &waiting) {
+    std::erase_if(queues_with_steps(), [](const auto &queue) { return queue.expired(); });
+    for (const std::weak_ptr<Queue> &one : queues_with_steps()) {
+        const std::shared_ptr<Queue> queue = one.lock();
+        if (queue.get() == &waiting) continue;
+        const WorkOn on(queue->device);
+        try {
+            queue->run_ready([&] {
+                return std::ranges::none_of(queue->work, [](const Work &w) { return w.step != nullptr; });
+            });
+        } catch (...) {
+            queue->error = std::current_exception();
+        }
+    }
+}
+
 struct Mark {
     std::weak_ptr<Queue> queue;
     bool done = false;
@@ -255,6 +316,10 @@ struct Mark {
 
     void bring_about() const {
         if (const auto q = queue.lock()) q->run_until([this] { return done; });
+    }
+    bool bring_about(std::chrono::microseconds most) const {
+        const auto q = queue.lock();
+        return !q || q->run_for(most, [this] { return done; });
     }
 };
 
@@ -274,6 +339,10 @@ bool Event::done() const {
 void Event::wait() const {
     expect_alive("running kernels");
     if (get().mark) get().mark->bring_about();
+}
+bool Event::wait(std::chrono::microseconds most) const {
+    expect_alive("running kernels");
+    return !get().mark || get().mark->bring_about(most);
 }
 float Event::milliseconds(const Event &from, const Event &to) {
     // A device's time always advances; a host's clock may not.
@@ -301,7 +370,7 @@ struct Stream::Implementation {
     std::vector<Work> captured;
     int64_t launched = 0, captured_kernels = 0;
 
-    void add(std::function<void()> work) { add(Work{nullptr, std::move(work)}); }
+    void add(std::function<void()> work) { add(Work{nullptr, std::move(work), {}}); }
     void add(Work work) {
         if (queue->device != current_device)
             throw simt::Violation("a stream is used that is another device's");
@@ -318,8 +387,10 @@ Stream::Stream() : implementation_(new Implementation{}) {}
 void Stream::Delete::operator()(Implementation *p) const noexcept {
     const std::unique_ptr<Implementation> stream(p);
     if (stream->capturing) --recording.streams;
-    const std::lock_guard hold(device_lock());
-    if (is_lost()) return;
+    {
+        const std::lock_guard hold(device_lock());
+        if (is_lost()) return;
+    }
     try {
         stream->queue->run_until([] { return false; });
     } catch (const std::exception &e) {
@@ -467,13 +538,39 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
     expect_alive("launching a kernel");
     expect_launchable(kernel, shape, get().capturing);
     const auto *begin = static_cast<const std::byte *>(params);
-    get().add({std::make_shared<simt::LaunchCall>(kernel, shape, std::vector(begin, begin + bytes)), {}});
+    get().add({std::make_shared<simt::LaunchCall>(kernel, shape, std::vector(begin, begin + bytes)), {}, {}});
     ++(get().capturing ? get().captured_kernels : get().launched);
 }
 
 int64_t Stream::launched() const {
     return get().launched;
 }
+
+void *Stream::native() const {
+    return &get();
+}
+
+}  // namespace runnel::kernels::cuda
+
+namespace runnel::simt {
+
+int device_of_stream(void *native) {
+    return static_cast<kernels::cuda::Stream::Implementation *>(native)->queue->device;
+}
+
+void add_step(void *native, std::function<bool()> step) {
+    const std::lock_guard hold(device_lock());
+    auto &stream = *static_cast<kernels::cuda::Stream::Implementation *>(native);
+    if (stream.capturing) throw Violation("a library's work is recorded in a graph");
+    stream.queue->work.push_back({nullptr, {}, std::move(step)});
+    using kernels::cuda::queues_with_steps;
+    if (std::ranges::none_of(queues_with_steps(), [&](const auto &q) { return q.lock() == stream.queue; }))
+        queues_with_steps().push_back(stream.queue);
+}
+
+}  // namespace runnel::simt
+
+namespace runnel::kernels::cuda {
 
 void prepare(const KernelHandle &kernel, SharedBytes shared) {
     const size_t bytes = shared.on(simt::settings().is_turing()), most = simt::settings().shared_per_block;

@@ -7,10 +7,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/nccl/library.h"
 #include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
 #include "kernels/cuda/runtime/switches.h"
@@ -269,6 +271,15 @@ void Event::wait() const {
     check(cudaEventSynchronize(implementation_->event), "running kernels");
 }
 
+bool Event::wait(std::chrono::microseconds most) const {
+    const auto end = std::chrono::steady_clock::now() + most;
+    while (!done()) {
+        if (std::chrono::steady_clock::now() >= end) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
 float Event::milliseconds(const Event &from, const Event &to) {
     float time = 0;
     check(cudaEventElapsedTime(&time, from.get().event, to.get().event), "measuring a time");
@@ -412,6 +423,14 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
 
 int64_t Stream::launched() const {
     return get().launched;
+}
+
+void *Stream::native() const {
+    return get().stream;
+}
+
+nccl::Find nccl::installed() {
+    return nccl::open(nccl::kFile);
 }
 
 void prepare(const KernelHandle &kernel, SharedBytes shared) {

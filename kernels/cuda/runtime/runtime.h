@@ -6,6 +6,7 @@
 // Nothing here is thread-safe unless stated; different threads may use different streams.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -101,6 +102,8 @@ class Event {
     Implementation &get() const { return *implementation_; }
     bool done() const;  // all work before it has finished
     void wait() const;  // blocks the host; throws the errors of that work
+    // The same for at most this long. Returns whether it is done.
+    bool wait(std::chrono::microseconds most) const;
     static float milliseconds(const Event &from, const Event &to);  // both done
 
   private:
@@ -155,6 +158,8 @@ class Stream {
                 size_t params_bytes);
     // Number of kernels launched so far, by launch() and by replay().
     int64_t launched() const;
+    // The stream as libraries know it: a cudaStream_t.
+    void *native() const;
 
     struct Implementation;
     Implementation &get() const { return *implementation_; }

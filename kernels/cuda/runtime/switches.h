@@ -19,6 +19,7 @@ struct Switches {
     bool carveout = true;  // one division of L1 and shared memory for all kernels; off: the driver chooses
     bool peer = true;      // copies from GPU to GPU; off: through host memory
     bool trigger = true;   // the next launch may start early; off: only when the blocks are done
+    bool nccl = true;      // gathers of --split tensor by NCCL; off: through host memory
     bool operator==(const Switches &) const = default;
 };
 
@@ -42,10 +43,12 @@ inline Switches switches_without(std::string_view names) {
             result.peer = false;
         else if (name == "trigger")
             result.trigger = false;
+        else if (name == "nccl")
+            result.nccl = false;
         else
             throw BackendError(BackendError::Kind::Failed,
                                std::string(kSwitchesVariable) + ": there is no '" + std::string(name) +
-                                   "' (choose from pdl, graphs, prefetch, carveout, peer, trigger)");
+                                   "' (choose from pdl, graphs, prefetch, carveout, peer, trigger, nccl)");
     }
     return result;
 }

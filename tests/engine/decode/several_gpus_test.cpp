@@ -16,6 +16,7 @@
 #include "engine/model/layers.h"
 #include "kernels/split_program.h"
 #include "tests/engine/decode/computed_text.h"
+#include "tests/simt/nccl.h"
 #include "tests/simt/simt.h"
 #include "tests/support/answers.h"
 #include "tests/support/model_maker.h"
@@ -114,6 +115,8 @@ TEST_CASE("several GPUs: cut by rows, two to eight give the bits of one, in ever
         CAPTURE(arch);
         CAPTURE(gpus);
         const Gpus emulated(gpus);
+        std::optional<simt::WithNccl> nccl;
+        if (gpus == 2) nccl.emplace();
         ModelShape shape = shape_of(arch, layers);
         shape.heads = 4, shape.kv_heads = 2;
         const TemporaryModel model(shape);
@@ -127,6 +130,10 @@ TEST_CASE("several GPUs: cut by rows, two to eight give the bits of one, in ever
         Engine several(options);
         CHECK(several.placement() ==
               "all layers on " + std::to_string(gpus) + " GPUs, each with some rows of every matrix");
+        CHECK(several.placement_details() ==
+              several.placement() + (nccl ? ", gathers by NCCL 2.28.9"
+                                          : ", gathers through host memory (no NCCL is installed on the "
+                                            "emulated devices)"));
         CHECK(several.executor().device().kind.starts_with("cuda+cuda"));
         const ComputedText got = compute(several);
         CHECK(same(got.logits, expected.logits));

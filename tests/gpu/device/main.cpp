@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "kernels/cuda/runtime/devices.h"
+#include "tests/simt/nccl.h"
 #include "tests/simt/simt.h"
 
 namespace runnel::simt {
@@ -26,6 +27,10 @@ size_t take_peak_memory() {
 }
 bool emulated() {
     return false;
+}
+Nccl &nccl() {
+    static Nccl unused;
+    return unused;
 }
 
 }  // namespace runnel::simt

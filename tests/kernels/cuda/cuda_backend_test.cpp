@@ -122,6 +122,7 @@ TEST_CASE("cuda backend: switches are read by name") {
     CHECK(switches_without("pdl") == Switches{.pdl = false});
     CHECK(switches_without("trigger,graphs") == Switches{.graphs = false, .trigger = false});
     CHECK(switches_without("carveout,prefetch,") == Switches{.prefetch = false, .carveout = false});
+    CHECK(switches_without("nccl") == Switches{.nccl = false});
     for (const char *wrong : {"PDL", ",", "pdl graphs", "pdl,,graphs", "all"}) {
         CAPTURE(wrong);
         CHECK_THROWS_AS(switches_without(wrong), BackendError);
