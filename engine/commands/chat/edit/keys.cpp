@@ -89,7 +89,7 @@ Key key_of_control(char byte) {
 }
 
 bool is_control_byte(char byte) {
-    return (byte >= 0 && byte < ' ') || byte == kDelete;
+    return static_cast<unsigned char>(byte) < ' ' || byte == kDelete;
 }
 
 }  // namespace
