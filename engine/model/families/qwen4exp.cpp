@@ -146,7 +146,7 @@ std::optional<Qwen4Exp::Grams> Qwen4Exp::read_grams() const {
     if (value->size() != 1) m_.fail(layers, "has several layers, and only one is supported");
     Grams grams{static_cast<int32_t>(m_.required_integer(layers, 0, h_.block_count - 1)),
                 {m_.required_integer(row, 1, kMaxLowRank), row},
-                {m_.required_integer(taps, 1, kMaxTaps), taps},
+                {m_.required_integer(taps, 2, kMaxTaps), taps},
                 static_cast<int32_t>(m_.required_integer(size, 2, kMaxGram)),
                 std::make_shared<HashedEmbed::Hash>()};
     if ((grams.taps.value - 1) * grams.gram >= kMaxTaps)

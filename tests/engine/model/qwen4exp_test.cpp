@@ -177,6 +177,7 @@ TEST_CASE("qwen4exp: contradictions and limits are refused") {
     refused("attention.compress_ratios", 1u, "is less than 2 in a layer with attention");
     refused("ple.layers", 3u, "");
     refused("ple.ngram_size", 1u, "");
+    refused("ple.conv_kernel", 1u, "");
     refused("ple.conv_kernel", 7u, "is larger than the 16 tokens that a convolution can reach");
     refused("ple.eos_token_id", 260u, "");
     const auto numbers = [](std::vector<uint64_t> all) {
