@@ -39,7 +39,7 @@ constexpr std::string_view kOutOfMemory = "runnel: out of memory\n";
 // Prints `what` as one line on stderr; if memory runs out, prints a shorter line. Of several processes that find the same error,
 // the first one says it: mpirun ends the others while they wait.
 int fail(int code, std::string_view what, Io &io) {
-    constexpr std::chrono::seconds kUntilEnded{1};
+    constexpr std::chrono::seconds kUntilEnded{5};
     try {
         std::string who = "runnel: ";
         if (const int number = kernels::number_among_them(); number > 0) {
