@@ -324,7 +324,7 @@ void DividedAttention::fetch(const Attention &a, const SequenceSpan &span, int32
     const auto attended = [&] { return std::atomic_ref(attended_).load(std::memory_order_relaxed); };
     const int64_t before = attended();
     ranks_->exchange(sends, receives);
-    exchanging.note("units attended for meanwhile", attended() - before);
+    exchanging.note("tiles finished meanwhile", attended() - before);
 }
 
 // The pieces: [unit of the rank, in the order of list_units()][token][head_dim_v of the K/V head's query heads].

@@ -95,14 +95,14 @@ class DividedAttention {
     std::vector<float> partials_;
     std::vector<size_t> first_partial_;
     // Many tokens.
-    std::vector<Unit> units_;                // of this rank
-    std::vector<float> joined_;              // by unit: the result of the ranges so far
-    std::vector<float> range_;               // by thread: the result of one range
-    size_t partial_size_ = 0;                // floats of a unit in joined_, and of a thread in range_
-    std::vector<std::byte> turns_[2];        // pages of two turns: [range][block][K/V head][K page, V page]
-    std::vector<BlockId> turn_table_;        // where a block of the sequence is in its turn
-    int64_t attended_ = 0;                   // how often a thread has attended for a unit; used as an atomic
-    size_t k_page_ = 0, v_page_ = 0;         // bytes
+    std::vector<Unit> units_;          // of this rank
+    std::vector<float> joined_;        // by unit: the result of the ranges so far
+    std::vector<float> range_;         // by thread: the result of one range
+    size_t partial_size_ = 0;          // floats of a unit in joined_, and of a thread in range_
+    std::vector<std::byte> turns_[2];  // pages of two turns: [range][block][K/V head][K page, V page]
+    std::vector<BlockId> turn_table_;  // where a block of the sequence is in its turn
+    int64_t attended_ = 0;             // units that threads have finished, in all turns; used as an atomic
+    size_t k_page_ = 0, v_page_ = 0;   // bytes
     int32_t first_head_ = 0, end_head_ = 0;  // K/V heads in turns_
 };
 

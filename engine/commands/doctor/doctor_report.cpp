@@ -120,10 +120,7 @@ class Judge {
         // The names of the parts are those of kernels/cuda/runtime/switches.h.
         const std::string halves =
             " RUNNEL_CUDA_OFF=pdl,graphs,prefetch,carveout,peer,trigger,nccl disables parts of the GPU's "
-            "work, "
-            "each "
-            "by "
-            "its name: find the one that makes the difference.";
+            "work, each by its name: find the one that makes the difference.";
         if (has(Verdict::Unstable))
             return {"gpu",
                     "The GPU is at fault: the same work gave different results (" +

@@ -19,7 +19,7 @@ Group::Group(Library library, std::span<const int> devices)
     check(result, "starting", nullptr);
 }
 
-// (A communicator that nobody aborted may still wait for one that was, so that destroy() would not return.)
+// After abort() on one rank, the operations of the others may never end, and destroy() waits for those. So all are aborted.
 Group::~Group() {
     for (Communicator *&one : communicators_) {
         if (one == nullptr) continue;

@@ -88,14 +88,7 @@ TEST_CASE("qwen4exp: as long as a token attends to all cells, logits have the bi
     for_each_step<Indexer>(sparse, [](const Indexer &step) { CHECK(step.all_cells() == 51); });
     std::mt19937 random(2);
     // 48 cells in blocks of 4, and an unfinished block of 3.
-    const auto texts = tests::random_texts({51, 33, 48}, 260, random);
-    const RecurrentTexts of_dense(dense, texts), of_sparse(sparse, texts);
-    for (const std::string &isa : instruction_sets()) {
-        CAPTURE(isa);
-        const auto expected = run(dense, of_dense, 1, isa, nullptr);
-        tests::check_same(run(sparse, of_sparse, 2, isa, nullptr), expected);
-        tests::check_same(run(sparse, of_sparse, 1, isa, &random), expected);
-    }
+    check_same_programs(dense, sparse, tests::random_texts({51, 33, 48}, 260, random), random);
 }
 
 TEST_CASE("qwen4exp: batches, chunks, roll-backs, threads and instruction sets change no bit") {

@@ -42,14 +42,7 @@ TEST_CASE("sparse attention: up to top_k tokens, logits have the bits of dense a
         CHECK(count_indexers(dense) == 0);
         CHECK(count_indexers(sparse) == (std::string(arch) == "deepseek32" ? 4 : 2));
         std::mt19937 random(2);
-        const auto texts = tests::random_texts({90, 33, 64}, 260, random);
-        const RecurrentTexts of_dense(dense, texts), of_sparse(sparse, texts);
-        for (const std::string &isa : instruction_sets()) {
-            CAPTURE(isa);
-            const auto expected = run(dense, of_dense, 1, isa, nullptr);
-            tests::check_same(run(sparse, of_sparse, 2, isa, nullptr), expected);
-            tests::check_same(run(sparse, of_sparse, 1, isa, &random), expected);
-        }
+        check_same_programs(dense, sparse, tests::random_texts({90, 33, 64}, 260, random), random);
         // On the GPU, other kernels attend to all cells of heads that are not latent.
         if (std::string(arch) == "minimax-m3") continue;
         const auto some = tests::random_texts({30, 7}, 260, random);

@@ -82,6 +82,18 @@ inline std::vector<float> feed(Backend &backend, const Program &program, std::sp
     return logits;
 }
 
+// Two programs give the same bits, with every instruction set and however texts are cut.
+inline void check_same_programs(const Program &one, const Program &other,
+                                const std::vector<std::vector<int32_t>> &texts, std::mt19937 &random) {
+    const RecurrentTexts of_one(one, texts), of_other(other, texts);
+    for (const std::string &isa : instruction_sets()) {
+        CAPTURE(isa);
+        const auto expected = run(one, of_one, 1, isa, nullptr);
+        check_same(run(other, of_other, 2, isa, nullptr), expected);
+        check_same(run(other, of_other, 1, isa, &random), expected);
+    }
+}
+
 inline int64_t count_indexers(const Program &program) {
     int64_t count = 0;
     for_each_step<Indexer>(program, [&](const Indexer &) { ++count; });
