@@ -2,9 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,8 +17,9 @@ namespace runnel::tests {
 
 class CountingCommunicator final : public kernels::Communicator {
   public:
-    CountingCommunicator(std::unique_ptr<kernels::Communicator> of, std::atomic<size_t> &bytes)
-        : of_(std::move(of)), bytes_(bytes) {}
+    CountingCommunicator(std::unique_ptr<kernels::Communicator> of, std::atomic<size_t> &bytes,
+                         std::chrono::milliseconds delay)
+        : of_(std::move(of)), bytes_(bytes), delay_(delay) {}
     int rank() const override { return of_->rank(); }
     int size() const override { return of_->size(); }
     void all_gather(std::span<const std::byte> mine, std::span<const size_t> sizes,
@@ -25,6 +28,7 @@ class CountingCommunicator final : public kernels::Communicator {
         bytes_ += all.size() - mine.size();
     }
     void exchange(std::span<const Send> sends, std::span<const Receive> receives) override {
+        std::this_thread::sleep_for(delay_);
         of_->exchange(sends, receives);
         for (const Receive &receive : receives) bytes_ += receive.bytes.size();
     }
@@ -35,13 +39,14 @@ class CountingCommunicator final : public kernels::Communicator {
   private:
     std::unique_ptr<kernels::Communicator> of_;
     std::atomic<size_t> &bytes_;
+    const std::chrono::milliseconds delay_;
 };
 
-// For make_tensor_backend().
+// For make_tensor_backend(). delay: how long every exchange of messages takes at least, as in a slow network.
 inline std::vector<std::unique_ptr<kernels::Communicator>> counting_communicators(
-    int size, std::atomic<size_t> &bytes) {
+    int size, std::atomic<size_t> &bytes, std::chrono::milliseconds delay = {}) {
     auto all = kernels::communicate_in_process(size);
-    for (auto &one : all) one = std::make_unique<CountingCommunicator>(std::move(one), bytes);
+    for (auto &one : all) one = std::make_unique<CountingCommunicator>(std::move(one), bytes, delay);
     return all;
 }
 

@@ -283,7 +283,11 @@ TEST_CASE(
     const TinyProgram tiny(shape, 8);
     Backends two;
     for (int r = 0; r < 2; ++r) two.push_back(kernels::cpu::make_cpu_backend(2));
-    Executor executor(kernels::make_tensor_backend(std::move(two), {1, 1}), tiny.program(),
+    std::atomic<size_t> bytes = 0;
+    const auto slow = [&](int size) {
+        return tests::counting_communicators(size, bytes, std::chrono::milliseconds(5));
+    };
+    Executor executor(kernels::make_tensor_backend(std::move(two), {1, 1}, {}, slow), tiny.program(),
                       {.context = 4096, .batch = 512, .ranks = 2});
     SequenceCache sequence = executor.new_sequence();
     std::mt19937 random(8);
