@@ -118,10 +118,12 @@ tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 
 tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 
 # A fresh build would spend most of its time on headers that every file includes, so each folder is compiled as one unit,
-# with precompiled headers. alone: files that are not, being kernels, or because another file of their folder defines a
-# name of theirs. If the compiler reports a "redefinition", add one of the two files.
+# with precompiled headers. alone: files that are not, being compiled for an instruction set, or because another file of
+# their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files. (Those of
+# kernels/cpu are joined only where their -O3 can use the headers' -O2.)
 UNITS ?= 1
-kernel_sources := $(filter kernels/cpu/% gguf/group_search_%,$(sources))
+kernel_sources := $(filter gguf/group_search_% kernels/cpu/experts.cpp $(if $(filter -O2,$(OPT)),$(addprefix kernels/cpu/%,\
+  _scalar.cpp _avx2.cpp _avx512.cpp _amx.cpp _absent.cpp),kernels/cpu/%),$(sources))
 alone := $(if $(filter 0,$(UNITS)),$(sources),$(kernel_sources) $(filter engine/commands/version.cpp \
   $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp),$(sources)))
 unit_files = $(filter $(wildcard $(1)/*.cpp),$(filter-out $(alone),$(sources)))
@@ -153,7 +155,9 @@ setup:
 expected_objects = $(BUILD)/obj/main.o $(objects) $(cuda_objects) \
   $(if $(filter test asan asan-sample %/tests,$(MAKECMDGOALS)),$(test_objects) $(simt_objects))
 
-$(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
+# (The longest compilations, of half a minute to a minute, begin first: on many cores all would wait for one that begins late.)
+longest := $(filter %/linear.cuda.o %/linear_codebooks.cuda.o,$(cuda_objects)) $(filter %/linear_avx2.o %/linear_avx512.o,$(objects))
+$(BUILD)/runnel: $(longest) $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects) $(LDLIBS) $(CUDA_LIBS)
 
 # The program of `make dist`: on x86-64 with scripts/old_glibc.cpp, which lets it run with an older glibc.
@@ -170,13 +174,13 @@ $(BUILD)/runnel-demo: setup
 	@ln -f $(BUILD)/demo/runnel $@
 # (GCC 12 crashes on units with -O3 if the precompiled headers have -O1.)
 $(filter $(BUILD)/obj/kernels/cpu/% $(BUILD)/obj/gguf/% \
-  $(if $(filter -O0 -O1,$(OPT)),,$(BUILD)/units/gguf% $(BUILD)/units/engine/quantize.o),$(objects)): \
+  $(if $(filter -O0 -O1,$(OPT)),,$(BUILD)/units/gguf% $(BUILD)/units/kernels/cpu.o $(BUILD)/units/engine/quantize.o),$(objects)): \
   override OPT := $(KERNEL_OPT)
-# The scalar attention runs where no other instruction set is compiled in, or on an x86-64 CPU without AVX2. There -O2, which
-# takes a third of the time, is enough.
-ifneq ($(isas),)
-$(BUILD)/obj/kernels/cpu/attention_scalar.o: override OPT := $(patsubst -O3,-O2,$(KERNEL_OPT))
-endif
+# The instances of the matrix kernels are as fast with -O2, with AVX2 faster, and take two thirds of the time. Scalar kernels
+# run where no other instruction set is compiled in, or on an x86-64 CPU without AVX2: there -O2 is enough.
+$(BUILD)/obj/kernels/cpu/linear_avx2.o $(BUILD)/obj/kernels/cpu/linear_avx512.o \
+  $(if $(isas),$(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter kernels/cpu/%_scalar.cpp,$(sources)))): \
+  override OPT := $(patsubst -O3,-O2,$(KERNEL_OPT))
 ifneq ($(and $(filter native,$(ISAS)),$(isas)),)
 $(patsubst %.cpp,$(BUILD)/obj/%.o,$(filter kernels/cpu/%_scalar.cpp,$(sources))): override OPT := -O1
 endif
@@ -187,19 +191,25 @@ unit_flags = $(CXXFLAGS) -Wno-shadow $(if $(findstring clang,$(CXX)),,-Wno-subob
   $(gcc_heap) -fpch-preprocess)
 unit_headers := $(BUILD)/units/headers.h
 case_headers := $(BUILD)/units/tests/headers.h
+# Code that runs a few times per command or token, or waits for models and files: -O1 takes three quarters of the time.
+seldom_run := $(if $(filter -O2,$(OPT)),$(filter-out %/commands/models.o,$(filter $(addprefix $(BUILD)/units/engine/,commands.o \
+  commands/% completion.o convert.o measure.o model.o model/% text/%),$(units))))
+seldom_headers := $(BUILD)/units/seldom/headers.h
+headers_of = $(if $(filter $(1),$(seldom_run)),$(seldom_headers),$(unit_headers))
+$(seldom_run) $(seldom_headers).gch: private override OPT := -O1
 common_headers = algorithm chrono filesystem fstream functional map memory mutex nlohmann/json.hpp optional set \
   span string thread unordered_map variant vector
 export CCACHE_SLOPPINESS = pch_defines,time_macros
 .SECONDEXPANSION:
 $(case_headers).gch: common_headers += doctest/doctest.h
-$(unit_headers).gch $(case_headers).gch: Makefile | setup
+$(unit_headers).gch $(seldom_headers).gch $(case_headers).gch: Makefile | setup
 	@mkdir -p $(@D)
 	@printf '#include <%s>\n' $(common_headers) >$(@:.gch=)
 	$(Q)$(CXX) $(unit_flags) -x c++-header -o $@ $(@:.gch=)
-$(units): $(BUILD)/units/%.o: $$(call unit_files,$$*) Makefile $(unit_headers).gch | setup
+$(units): $(BUILD)/units/%.o: $$(call unit_files,$$*) Makefile $$(call headers_of,$$@).gch | setup
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
-	$(call say,$*/*.cpp)$(CXX) $(unit_flags) -include $(unit_headers) -MMD -MP -c -o $@ $(@:.o=.cpp)
+	$(call say,$*/*.cpp)$(CXX) $(unit_flags) -include $(call headers_of,$@) -MMD -MP -c -o $@ $(@:.o=.cpp)
 
 ifeq ($(TEST_BUILD),$(BUILD))
 $(case_units): $(BUILD)/units/%.o: $$(call case_files,$$*) Makefile scripts/test-unit $(case_headers).gch | setup
