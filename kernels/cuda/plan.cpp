@@ -214,6 +214,9 @@ class Planner {
         for (const Slot slot : step.out) written(slot);
         plan_.ops.push_back(step);
     }
+    void add(const StreamWeights &) { refuse("the weights of residual streams"); }
+    void add(const Rope &) { refuse("a rotation outside attention"); }
+    void add(const JoinAttention &) { refuse("attention to several kinds of keys"); }
     void add(const Lerp &step) {
         static_assert(kLerpOutputs == Lerp::kMostOutputs);
         expect(step.out.size() <= kLerpOutputs, "an interpolation with this many outputs");
@@ -225,6 +228,7 @@ class Planner {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
         expect(!layer.divided, "a cache that several devices divide by cells");
+        expect(step.stride == 1 && step.sums == kNoSlot, "attention to keys that stand for blocks of tokens");
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
                "keys and values that do not match the layer's cache");
         expect(step.attends() == (step.out != kNoSlot) && (step.attends() || step.k != kNoSlot),
@@ -289,6 +293,8 @@ class Planner {
         const bool has_in = step.gate != kNoWeight, has_out = step.down != kNoWeight;
         const int64_t experts = expert_count(program_, step), hidden = expert_width(program_, step);
         const Routing &r = step.routing;
+        expect(step.chosen == kNoSlot, "experts that a token's id chooses");
+        expect(r.score != Routing::Score::SqrtSoftplus, "square roots of softplus as scores of experts");
         expect(experts <= kMaxExperts && r.used <= kMaxUsedExperts && r.groups <= kMaxExpertGroups,
                "this many experts");
         ExpertsOp op{step,
@@ -347,6 +353,7 @@ class Planner {
     void add(const ShortConv &step) {
         add_recurrent(step, "a convolution", {step.in}, {step.weight, step.bias});
     }
+    void add(const SoftPool &) { refuse("pooled tokens"); }
     void add(const ScanGate &step) {
         use_floats(step.bias);
         use_floats(step.rate);
