@@ -14,12 +14,8 @@
 //   - Experts: scores sqrt(softplus); in the first hash_layer_count layers a table chooses them by the token's id.
 // (transformers' DeepseekV4Model; tensors as llama.cpp's converter names them.)
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <limits>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,7 +52,6 @@ class DeepSeek4 {
 
     std::vector<int32_t> read_ratios() const;
     void read_indexing();
-    SiluLimits read_limits(const char *key) const;
     WeightId floats(const std::string &name, Size rows, Size cols);
 
     void layer(int32_t i);
@@ -132,7 +127,10 @@ DeepSeek4::DeepSeek4(Builder &builder)
     if (h_.head_count % groups_.value != 0) m_.fail(kGroups, "does not divide attention.head_count");
     (void)m_.required_integer("expert_gating_func", 4, 4);
     (void)m_.integer("leading_dense_block_count", 0, 0);
-    const double base = m_.real("rope.freq_base").value_or(10000);
+    const double base = m_.real("rope.freq_base").value_or(10000),
+                 block_base = m_.required_real("attention.compress_rope_freq_base");
+    if (!(base > 1)) m_.fail("rope.freq_base", "must be greater than 1");
+    if (!(block_base > 1)) m_.fail("attention.compress_rope_freq_base", "must be greater than 1");
     rope_ = b_.unscaled_rope(RopeTable::Pairs::Adjacent, base);
     const auto first = [&](int32_t rope, Size size) {
         b_.program().ropes[static_cast<size_t>(rope)].first =
@@ -140,15 +138,15 @@ DeepSeek4::DeepSeek4(Builder &builder)
         b_.program().ropes[static_cast<size_t>(rope)].magnitude = 1;
         return rope;
     };
-    const double factor = m_.required_real("attention.compress_rope_freq_base", 1) / base;
     first(rope_, head_);
-    block_rope_ = first(b_.rope(RopeTable::Pairs::Adjacent, factor), head_);
+    block_rope_ = first(b_.rope(RopeTable::Pairs::Adjacent, block_base / base), head_);
     read_indexing();
-    if (top_k_ > 0) index_rope_ = first(b_.rope(RopeTable::Pairs::Adjacent, factor), index_sizes_.key);
+    if (top_k_ > 0)
+        index_rope_ = first(b_.rope(RopeTable::Pairs::Adjacent, block_base / base), index_sizes_.key);
     experts_.normalize = m_.boolean("expert_weights_norm").value_or(true);
-    experts_.limits = read_limits("swiglu_clamp_exp");
+    experts_.limits = silu_limits(b_, "swiglu_clamp_exp", true);
     experts_.shared_limits =
-        m_.find("swiglu_clamp_shexp") ? read_limits("swiglu_clamp_shexp") : experts_.limits;
+        m_.find("swiglu_clamp_shexp") ? silu_limits(b_, "swiglu_clamp_shexp", true) : experts_.limits;
 }
 
 // Files may have numbers for the draft block, too.
@@ -186,10 +184,6 @@ void DeepSeek4::read_indexing() {
     }
     check_indexed_context(b_);
     top_k_ = static_cast<int32_t>(most);
-}
-
-SiluLimits DeepSeek4::read_limits(const char *key) const {
-    return silu_limits(b_, key, true);
 }
 
 // A small matrix in F32, whatever its type in the file.

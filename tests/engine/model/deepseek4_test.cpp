@@ -117,6 +117,37 @@ TEST_CASE("deepseek4: logits agree with double precision, and differ from dense 
     }
 }
 
+// With blocks of 8 in the last layer, which files of the published models do not have, few tokens reach every kind of key.
+TEST_CASE(
+    "deepseek4: the emulated GPU agrees with double precision, with the same bits whatever the chunks and "
+    "roll-backs") {
+    EditedModel edited(small(8));
+    edited.set("deepseek4.attention.compress_ratios",
+               gguf::Array(std::span<const uint32_t>(std::vector<uint32_t>{0, 4, 8})));
+    std::vector<float> places(8 * 8);
+    for (size_t i = 0; i < places.size(); ++i) places[i] = 0.1f * static_cast<float>(i % 7);
+    edited.values("blk.2.attn_compressor_ape.weight", {8, 8}, places);
+    const gguf::File file = gguf::File::open(edited.write());
+    const Program program = model::build(file, 100).program;
+    std::mt19937 random(8);
+    const auto text = tests::random_texts({25, 11}, 260, random);
+    const RecurrentTexts texts(program, text);
+    const auto gpu = run(kGpu.make(), program, texts, nullptr);
+    tests::check_same(run(kGpu.make(), program, texts, &random), gpu);
+    for (size_t i = 0; i < text.size(); ++i) {
+        const auto expected = tests::reference_logits(program, text[i]);
+        size_t close = 0;  // tokens before the first for which rounding chooses another block
+        const auto is_close = [&](size_t t) {
+            double error = 0;
+            for (size_t v = 0; v < expected[t].size(); ++v)
+                error = tests::larger(error, std::fabs(double{gpu[i][t][v]} - expected[t][v]));
+            return error < 0.02;
+        };
+        while (close < text[i].size() && is_close(close)) ++close;
+        CHECK(close >= std::min<size_t>(text[i].size(), 18));
+    }
+}
+
 TEST_CASE("deepseek4: a token's id chooses the experts of the first layer") {
     ModelShape shape = small(400);
     shape.layers = 1, shape.experts.used = 2;
@@ -174,8 +205,8 @@ TEST_CASE("deepseek4: contradictions and limits are refused") {
     refused("attention.indexer.key_length", 2u, "is smaller than deepseek4.rope.dimension_count");
     refused("attention.indexer.top_k", 0u, "");
     refused("attention.sliding_window", 0u, "");
-    CHECK(refusal(edited().set("deepseek4.attention.compress_rope_freq_base", 1.0f), 21)
-              .find("rope.freq_base: must be greater than 1") != std::string::npos);
+    refused("attention.compress_rope_freq_base", 1.0f, "must be greater than 1");
+    refused("rope.freq_base", 0.0f, "must be greater than 1");
     refused("hash_layer_count", 4u, "");
     const auto ratios = [](std::vector<uint32_t> all) { return gguf::Array(std::span<const uint32_t>(all)); };
     refused("attention.compress_ratios", ratios({0, 4}), "has 2 numbers, but there are 3 layers");
