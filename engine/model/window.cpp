@@ -17,11 +17,10 @@ static void narrow(Indexer &step, int32_t, int32_t) {
     throw ModelError("--window does not work with sparse attention: choose a context of at most " +
                      std::to_string(step.all_cells()) + " tokens (-c), which needs no indexer");
 }
+static void narrow(SoftPool &, int32_t, int32_t) {
+    throw ModelError("--window does not work with keys that stand for blocks of tokens: omit it");
+}
 static void narrow(Attention &step, int32_t window, int32_t sinks) {
-    if (step.stride > 1)
-        throw ModelError(
-            "--window does not work with keys that stand for blocks of tokens: choose a context (-c) without "
-            "it");
     if (step.window != 0 && (step.window <= window || step.window_kind != Attention::Window::Sliding)) return;
     step.window = window;
     step.sink_cells = sinks;
@@ -42,7 +41,6 @@ static void narrow(JoinAttention &, int32_t, int32_t) {}
 static void narrow(Activation &, int32_t, int32_t) {}
 static void narrow(Experts &, int32_t, int32_t) {}
 static void narrow(ShortConv &, int32_t, int32_t) {}
-static void narrow(SoftPool &, int32_t, int32_t) {}
 static void narrow(ScanGate &, int32_t, int32_t) {}
 static void narrow(LinearScan &, int32_t, int32_t) {}
 static void narrow(SelectiveScan &, int32_t, int32_t) {}

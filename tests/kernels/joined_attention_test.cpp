@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -116,12 +117,11 @@ TEST_CASE(
     "joined attention: right on both devices, with the same bits whatever the chunks, threads and "
     "instruction sets") {
     std::mt19937 random(5);
-    for (const auto &[stride, window, top_k] :
-         {std::tuple{2, 9, 0}, {5, 40, 0}, {5, 7, 3}, {32, 3, 0}, {48, 20, 0}, {48, 20, 1}}) {
+    for (const auto &[stride, window, top_k] : {std::tuple{5, 40, 0}, {5, 7, 3}, {32, 3, 0}, {40, 20, 0}}) {
         CAPTURE(stride);
         CAPTURE(top_k);
         const JoinedProgram joined(stride, window, top_k, static_cast<uint32_t>(stride + top_k));
-        const auto text = tests::random_texts({72}, kIds, random);
+        const auto text = tests::random_texts({66}, kIds, random);
         const RecurrentTexts texts(joined.program, text);
         const auto expected = run(cpu::make_cpu_backend(1, "scalar"), joined.program, texts, nullptr);
         check_close(expected[0], tests::reference_logits(joined.program, text[0]), 1e-3);
@@ -141,11 +141,13 @@ TEST_CASE(
 TEST_CASE("joined attention: right over several splits of keys") {
     std::mt19937 random(6);
     const JoinedProgram joined(2, 20, 0, 7);
-    for (const int32_t tokens : {1100, 530}) {
+    for (const int32_t tokens : {1100, 516}) {
         const auto text = tests::random_texts({tokens}, kIds, random);
         const RecurrentTexts texts(joined.program, text);
         const auto reference = tests::reference_logits(joined.program, text[0]);
-        check_close(run(cpu::make_cpu_backend(2), joined.program, texts, nullptr)[0], reference, 1e-3);
+        const auto cpu = run(cpu::make_cpu_backend(2), joined.program, texts, nullptr);
+        check_close(cpu[0], reference, 1e-3);
+        tests::check_same(run(cpu::make_cpu_backend(3), joined.program, texts, &random), cpu);
         if (tokens > 1000) continue;  // too many for the emulated GPU
         check_close(run(cuda::make_cuda_backend(0), joined.program, texts, nullptr)[0], reference, 1e-2);
     }
