@@ -368,7 +368,7 @@ asan_long := $(asan_long),* draft: the text is the same*,sparse attention: a ten
 asan_long := $(asan_long),cuda block attention: random*,hybrid demo: after roll-backs*,hybrid demo: an edit*,hidden states: keeping*
 asan_long := $(asan_long),processes: samples*,processes: greedy*,quantize: measuring around*,quantize: perplexity --kl-base*
 asan_long := $(asan_long),quantize: a target gives*,recurrent: on the CPU?*,next token: top-k*,next token: with grammars*
-asan_long := $(asan_long),qwen4exp: batches*,assistant draft: drafts are the same*,cache kinds: in every type*,sparse attention: a branch*
+asan_long := $(asan_long),qwen4exp: batches*,deepseek4: batches*,assistant draft: drafts are the same*,cache kinds: in every type*,sparse attention: a branch*
 asan_long := $(asan_long),sparse attention: up to top_k*,cuda backend: logits depend*,gptq: a smaller*,gptq: rounds*
 asan asan-sample: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \

@@ -221,7 +221,10 @@ bool ActivationRun::observe(const Experts &step, size_t index, const std::atomic
     for (size_t t = 0; t < tokens_; ++t) {
         const std::span<const float> logits = row(step.logits, t);
         const std::vector<double> wide(logits.begin(), logits.end());
-        for (const auto &[e, w] : reference::route(wide, wide_bias, step.routing))
+        std::vector<double> chosen;
+        if (step.chosen != kNoSlot)
+            for (const float number : row(step.chosen, t)) chosen.push_back(double{number});
+        for (const auto &[e, w] : reference::route(wide, wide_bias, step.routing, chosen))
             tokens_of[e].emplace_back(t, static_cast<float>(w * (scales.empty() ? 1.0 : double{scales[e]})));
     }
     const auto count = static_cast<int64_t>(experts);

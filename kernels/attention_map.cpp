@@ -18,8 +18,12 @@ using reference::Row;
 size_t attention_step(const Program &program, int32_t layer) {
     for (size_t i = 0; i < program.steps.size(); ++i)
         if (const auto *step = std::get_if<Attention>(&program.steps[i]);
-            step && step->attends() && step->layer == layer)
+            step && step->attends() && step->layer == layer) {
+            if (step->sums != kNoSlot)
+                throw std::invalid_argument("layer " + std::to_string(layer) +
+                                            " attends to keys of several kinds, which has no picture");
             return i;
+        }
     throw std::invalid_argument("layer " + std::to_string(layer) + " has no attention");
 }
 
@@ -74,7 +78,8 @@ std::vector<Row> rows_of(Backend &backend, const Program &program, Slot slot, si
 std::vector<AttentionLayer> attention_layers(const Program &program) {
     std::vector<AttentionLayer> layers;
     for (const Step &step : program.steps)
-        if (const auto *attention = std::get_if<Attention>(&step); attention && attention->attends())
+        if (const auto *attention = std::get_if<Attention>(&step);
+            attention && attention->attends() && attention->sums == kNoSlot)
             layers.push_back({attention->layer, attention->heads});
     return layers;
 }

@@ -19,6 +19,21 @@ struct RopeTable {
     int32_t first = 0;             // MLA rotates the last dimensions of a head
 };
 
+// Rotates every head of a row, in place, as an Attention with this table does. With `back`, by the negative angles.
+// With block > 1, only rows of tokens at positions p = block - 1, 2 * block - 1, ... are rotated, for the position
+// p - block + 1: such a row stands for the block of tokens that ends with it (SoftPool).
+struct Rope {
+    Slot slot;
+    int32_t head_dim;  // divides the width of the slot
+    int32_t rope;      // index into Program::ropes
+    bool back = false;
+    int32_t block = 1;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const { tell.reads(slot), tell.writes(slot), tell.rope(rope); }
+};
+
 // Q, K and V of the batch's tokens -> K/V appended to the cache -> attention output.
 //   q: [t][heads * head_dim_k], k: [t][kv_heads * head_dim_k], v: [t][kv_heads * head_dim_v],
 //   out: [t][heads * head_dim_v].
@@ -40,6 +55,10 @@ struct RopeTable {
 // with the same `cache` appended for these tokens (shared K/V).
 // With a slot `chosen`, a token attends only to the cells that an Indexer wrote there; window is then 0. The slot holds one
 // list for all K/V heads, or one for each.
+// With stride > 1, a token sees only the cells stride - 1, 2 * stride - 1, ..., each of which stands for `stride` cells
+// (SoftPool); window is then 0. A token that sees none of them gets zeros.
+// With a slot `sums`, the step also writes for every head of q the largest s_i (or the sink, if that is larger), m, and the
+// divisor of 6 with exp(s_i - m) in place of exp(s_i), 0 if there is no key: so that JoinAttention can go on from there.
 // Without slots for q and out, the step only appends k (after 1 and 2) and v: devices do nothing else for it. All
 // other fields are those of a step that attends to these cells.
 struct Attention {
@@ -71,17 +90,40 @@ struct Attention {
     int32_t chosen_lists = 1;    // 1 or kv_heads
     int32_t chosen_block = 1;    // Indexer::block
     bool chosen_pooled = false;  // Indexer::pooled
+    int32_t stride = 1;
+    Slot sums = kNoSlot;  // [t][heads][2]: m, and the sum
     int32_t layer = -1;
 
     bool attends() const { return q != kNoSlot; }
 
     static constexpr bool kMixesTokens = true;
     void describe(auto &tell) const {
-        tell.reads(q), tell.reads(k), tell.reads(v), tell.reads(chosen), tell.writes(out);
+        tell.reads(q), tell.reads(k), tell.reads(v), tell.reads(chosen), tell.writes(out), tell.writes(sums);
         tell.vector(q_norm, Use{}), tell.vector(k_norm, Use{}), tell.vector(sinks, Use{});
         tell.vector(slopes, Use{});
         tell.rope(rope);
         tell.cache(CacheUse{cache, k != kNoSlot, window, sink_cells});
+    }
+};
+
+// What one attention to the keys of several Attention steps gives, from the outputs of each: with their maxima m_i and sums
+// l_i of a head and a token, M = max m_i,
+//   w_i = l_i exp(m_i - M) / sum_j (l_j exp(m_j - M)),  out = sum_i w_i in_i
+// At least one of the steps sees a key or has sinks.
+struct JoinAttention {
+    static constexpr int32_t kMost = 4;  // steps
+    struct Part {
+        Slot in, sums;  // Attention::out and Attention::sums
+    };
+    std::vector<Part> parts;
+    Slot out;  // may be parts[0].in
+    int32_t heads;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        for (const Part &part : parts) tell.reads(part.in), tell.reads(part.sums);
+        tell.writes(out);
     }
 };
 

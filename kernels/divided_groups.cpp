@@ -17,7 +17,8 @@ std::vector<int32_t> divided_groups(const Program &program, int32_t ranks) {
     for_each_step<Indexer>(program, [&](const Indexer &step) { shares[group(step.cache)] = 1; });
     for_each_step<Attention>(program, [&](const Attention &a) {
         attend[group(a.cache)] += a.attends();
-        if (a.window > 0 || a.sink_cells > 0 || a.chosen != kNoSlot) shares[group(a.cache)] = 1;
+        if (a.window > 0 || a.sink_cells > 0 || a.chosen != kNoSlot || a.stride > 1 || a.sums != kNoSlot)
+            shares[group(a.cache)] = 1;
     });
     for (size_t g = 0; g < shares.size(); ++g)
         if (attend[g] == 0) shares[g] = 1;

@@ -22,6 +22,7 @@ class HeadFinder {
             const HeadCut cut = cut_heads(a.heads, a.kv_heads, shares_);
             set(a.q, {a.heads, cut.heads});
             set(a.out, {a.heads, cut.heads});
+            set(a.sums, {a.heads, cut.heads});
             set(a.k, {a.kv_heads, cut.kv_heads});
             set(a.v, {a.kv_heads, cut.kv_heads});
         });

@@ -185,6 +185,32 @@ struct Mix {
     }
 };
 
+// The coefficients by which n residual streams are read, written and mixed, from a row x of a matrix product (manifold-
+// constrained hyper-connections: Xie et al. 2026; DeepSeek-V4). With scales s and biases b:
+//   read[t][i] = sigmoid(s_0 x_i + b_i) + eps,  write_i = 2 sigmoid(s_1 x_(n+i) + b_(n+i)),  i < n
+//   C = softmax of each row of the n x n matrix s_2 x + b (the rest of x and b, row-major), + eps; then every column of C is
+//   divided by (its sum + eps), and `iterations` - 1 times every row likewise and again every column, so that C is nearly
+//   doubly stochastic
+//   mix[t] = for every stream j: C_(0,j), ..., C_(n-1,j), write_j: coefficients of a Mix of the streams and one more slice
+// Without `mix`, x is n wide and only `read` is computed.
+struct StreamWeights {
+    static constexpr int32_t kMostStreams = Mix::kMostSlices - 1;  // n
+    Slot in;                                                       // [t][n * (n + 2)], or [t][n]
+    Slot read;                                                     // [t][n]
+    Slot mix = kNoSlot;                                            // [t][n * (n + 1)]
+    WeightId scales;                                               // F32, [1][3], or [1][1] without `mix`
+    WeightId bias;                                                 // F32, as wide as `in`
+    float eps;
+    int32_t iterations = 1;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(in), tell.writes(read), tell.writes(mix);
+        tell.vector(scales, Use{}), tell.vector(bias, Use{});
+    }
+};
+
 // Interpolation of rows, element by element, with one set of coefficients c per output:
 //   out[i][t] = from[t] + c * (to[t] - from[t]);  a missing `from` or `to` is all zeros
 // c is the sum of a row of `weight` and a slice of `coefficients`, or one of them. (RWKV's token shift, Peng et al. 2023,
@@ -254,7 +280,7 @@ constexpr bool is_linear_in_up(Activation::Kind kind) {
 }
 
 // Chooses the `used` experts of a token and their weights w from its router logits l:
-//   1. p = softmax(l), or sigmoid(l), or l itself (SelectedSoftmax, SparseMixer);
+//   1. p = softmax(l), or sigmoid(l), or sqrt(ln(1 + exp(l))) (SqrtSoftplus), or l itself (SelectedSoftmax, SparseMixer);
 //   2. s = p + selection_bias; without a bias and groups s = l, which has the same order;
 //   3. groups > 1: the experts form that many groups of neighbors; a group's score is the sum of its
 //      `group_best` largest s, and only the experts of the `groups_used` best groups remain;
@@ -263,9 +289,11 @@ constexpr bool is_linear_in_up(Activation::Kind kind) {
 //      SparseMixer: w = 1 / sum of exp(l_i - l) over the expert itself and each i that comes after it in the order of
 //      4 and is near: l - l_i <= kNear * max(|l_i|, l);
 //   6. normalize: w /= max(sum of the chosen w, 2^-14);  7. w *= scale;  8. w_e *= expert_scales[e].
-// (Shazeer et al. 2017; groups and bias: DeepSeek-V3, 2024; SparseMixer, which has neither: arXiv:2409.12136.)
+// Where a step names the experts itself (Experts::chosen), 2 to 4 are left out.
+// (Shazeer et al. 2017; groups and bias: DeepSeek-V3, 2024; SparseMixer, which has neither: arXiv:2409.12136; SqrtSoftplus:
+// DeepSeek-V4, 2026.)
 struct Routing {
-    enum class Score { Softmax, Sigmoid, SelectedSoftmax, SparseMixer };
+    enum class Score { Softmax, Sigmoid, SelectedSoftmax, SparseMixer, SqrtSoftplus };
     static constexpr float kNear = 0.02f;  // of SparseMixer
     Score score = Score::Softmax;
     int32_t used;
@@ -291,7 +319,8 @@ struct Experts {
     Slot in;
     Slot logits;  // [t][experts], from the router
     Slot out;
-    Slot add = kNoSlot;  // may be `out`
+    Slot add = kNoSlot;     // may be `out`
+    Slot chosen = kNoSlot;  // [t][used]: numbers of different experts, ascending; none: `routing` chooses
     Routing routing;
     WeightId gate;            // count = experts; [width][cols], or [2 * width][cols]: gate, then up
     WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds both, or there is no `up`
@@ -308,7 +337,7 @@ struct Experts {
 
     static constexpr bool kMixesTokens = false;
     void describe(auto &tell) const {
-        tell.reads(in), tell.reads(logits), tell.reads(add), tell.writes(out);
+        tell.reads(in), tell.reads(logits), tell.reads(add), tell.reads(chosen), tell.writes(out);
         const Use some{routing.used, stack()};
         tell.matrix(gate, some), tell.matrix(up, some), tell.matrix(down, some);
         tell.vector(gate_bias, some), tell.vector(up_bias, some), tell.vector(down_bias, some);
@@ -334,9 +363,9 @@ struct Logits {
     }
 };
 
-using Step =
-    std::variant<Embed, HashedEmbed, Norm, Linear, HeadLinear, Copy, Rotate, Mix, Lerp, Attention, Indexer,
-                 Activation, Experts, ShortConv, ScanGate, LinearScan, SelectiveScan, Logits>;
+using Step = std::variant<Embed, HashedEmbed, Norm, Linear, HeadLinear, Copy, Rotate, Mix, StreamWeights,
+                          Lerp, Rope, Attention, JoinAttention, Indexer, Activation, Experts, ShortConv,
+                          SoftPool, ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>
 concept DescribedStep = requires(S step, const S &fixed, StepVisitor &visitor) {

@@ -27,6 +27,34 @@ struct ShortConv {
     }
 };
 
+// Pools blocks of tokens. A token at position p = block - 1, 2 * block - 1, ... ends a block and gets, channel by channel, a
+// mean of values v weighted by the softmax of scores s:
+//   out[t][c] = sum_j exp(s_j) v_j / sum_j exp(s_j)
+// over the tokens j of its block, in the order of positions, with s_j = score[j][c] + bias[j][c] and v_j = value[j][c].
+// Rows of `value` and `score` that are twice as wide as `out` have a second half: then the sum is over the tokens of the block
+// before, if there is one, with the first half of their rows and of the bias, and of the block itself, with the second
+// half. Other tokens get zeros. Every sequence begins at position 0.
+// State: the values of the last `rows() - 1` tokens, then their scores. (The compressors of DeepSeek-V4, 2026.)
+struct SoftPool {
+    static constexpr int32_t kMostRows = 512;  // rows()
+    Slot value, score;                         // [t][width], or [t][2 * width]
+    Slot out;                                  // [t][width]
+    WeightId bias;                             // F32, [block][width of score]
+    int32_t block;
+    bool overlaps = false;  // the rows have a second half
+    int32_t state = -1;     // (rows() - 1) * 2 * width of score floats
+    int32_t layer = -1;
+
+    int32_t rows() const { return overlaps ? 2 * block : block; }  // that a mean is over
+
+    static constexpr bool kMixesTokens = true;
+    void describe(auto &v) const {
+        v.reads(value), v.reads(score), v.writes(out);
+        v.vector(bias, Use{});
+        v.state(state);
+    }
+};
+
 // The step sizes and decays of a scan from its raw gates, element by element, with x = in[t] + bias:
 //   Softplus: step = ln(1 + exp(x)); decay = exp(rate * step);
 //   Sigmoid:  decay = exp(bound / (1 + exp(-rate * x)));

@@ -12,21 +12,29 @@ namespace runnel::kernels {
 namespace {
 
 std::string name_of(const Step &step) {
-    return std::visit(
-        Overloaded{
-            [](const Embed &) { return "the token table"; },
-            [](const HashedEmbed &) { return "a table of n-grams"; }, [](const Norm &) { return "a norm"; },
-            [](const Linear &) { return "a matrix"; }, [](const HeadLinear &) { return "a matrix per head"; },
-            [](const Copy &) { return "a copy of slices"; }, [](const Rotate &) { return "a rotation"; },
-            [](const Mix &) { return "a mix of slices"; }, [](const Lerp &) { return "an interpolation"; },
-            [](const Attention &) { return "attention"; }, [](const Indexer &) { return "an indexer"; },
-            [](const Activation &) { return "an activation"; }, [](const Experts &) { return "experts"; },
-            [](const ShortConv &) { return "a convolution"; },
-            [](const ScanGate &) { return "the gate of a recurrent step"; },
-            [](const LinearScan &) { return "a recurrent step"; },
-            [](const SelectiveScan &) { return "a recurrent step"; },
-            [](const Logits &) { return "the output matrix"; }},
-        step);
+    return std::visit(Overloaded{[](const Embed &) { return "the token table"; },
+                                 [](const HashedEmbed &) { return "a table of n-grams"; },
+                                 [](const Norm &) { return "a norm"; },
+                                 [](const Linear &) { return "a matrix"; },
+                                 [](const HeadLinear &) { return "a matrix per head"; },
+                                 [](const Copy &) { return "a copy of slices"; },
+                                 [](const Rotate &) { return "a rotation"; },
+                                 [](const Mix &) { return "a mix of slices"; },
+                                 [](const StreamWeights &) { return "the weights of streams"; },
+                                 [](const Lerp &) { return "an interpolation"; },
+                                 [](const Rope &) { return "a rotation"; },
+                                 [](const Attention &) { return "attention"; },
+                                 [](const JoinAttention &) { return "attention"; },
+                                 [](const Indexer &) { return "an indexer"; },
+                                 [](const Activation &) { return "an activation"; },
+                                 [](const Experts &) { return "experts"; },
+                                 [](const ShortConv &) { return "a convolution"; },
+                                 [](const SoftPool &) { return "pooled tokens"; },
+                                 [](const ScanGate &) { return "the gate of a recurrent step"; },
+                                 [](const LinearScan &) { return "a recurrent step"; },
+                                 [](const SelectiveScan &) { return "a recurrent step"; },
+                                 [](const Logits &) { return "the output matrix"; }},
+                      step);
 }
 
 // The content that one step gives a slot, and the steps that read it.

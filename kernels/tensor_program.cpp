@@ -217,15 +217,20 @@ class Cutter {
         wrote_cut(step.out, first);
     }
 
-    void add(const Norm &step) {
-        const State &in = state(step.in);
-        const int64_t part = width(step.in) / step.parts;
-        const auto between_parts = [&](const Range &range) {
-            return range.begin % part == 0 && range.end % part == 0;
+    // How a slot is cut that no rank has whole, if that is between slices of this size.
+    std::optional<Cut> cut_between(Slot slot, int64_t size) {
+        const State &s = state(slot);
+        const auto between = [&](const Range &range) {
+            return range.begin % size == 0 && range.end % size == 0;
         };
-        if (step.parts == 1 || in.whole || !std::ranges::all_of(*in.cut, between_parts))
-            return add_whole(step);
-        const Cut cut = *in.cut;
+        return s.whole || !std::ranges::all_of(*s.cut, between) ? std::nullopt : s.cut;
+    }
+
+    void add(const Norm &step) {
+        const int64_t part = width(step.in) / step.parts;
+        const std::optional<Cut> in = step.parts == 1 ? std::nullopt : cut_between(step.in, part);
+        if (!in) return add_whole(step);
+        const Cut cut = *in;
         Norm own = step;
         own.in = need_cut(step.in, cut);
         own.add = need_cut(step.add, cut);
@@ -352,6 +357,34 @@ class Cutter {
         wrote_cut(step.out, cut);
     }
 
+    void add(const Rope &step) {
+        const std::optional<Cut> cut = cut_between(step.slot, step.head_dim);
+        if (!cut) return add_whole(step);
+        Rope own = step;
+        own.slot = need_cut(step.slot, *cut);
+        for (size_t r = 0; r < ranks_; ++r)
+            if ((*cut)[r].size() > 0) emit(r, own);
+        wrote_cut(step.slot, *cut);
+    }
+
+    void add(const JoinAttention &step) {
+        const int64_t head = width(step.out) / step.heads;
+        const std::optional<Cut> in = cut_between(step.parts[0].in, head);
+        if (!in) return add_whole(step);
+        const Cut cut = *in;
+        Cut of_sums = cut;
+        for (Range &range : of_sums) range = {2 * (range.begin / head), 2 * (range.end / head)};
+        JoinAttention own = step;
+        for (auto &[values, sums] : own.parts) values = need_cut(values, cut), sums = need_cut(sums, of_sums);
+        own.out = narrow(step.out, cut);
+        for (size_t r = 0; r < ranks_; ++r) {
+            if (cut[r].size() == 0) continue;
+            own.heads = static_cast<int32_t>(cut[r].size() / head);
+            emit(r, own);
+        }
+        wrote_cut(step.out, cut);
+    }
+
     void add(const Activation &step) {
         const bool gate_cut = !state(step.gate).whole;
         const bool up_cut = step.up != kNoSlot && !state(step.up).whole;
@@ -380,6 +413,7 @@ class Cutter {
     void add_hidden(const Experts &step) {
         need_whole(step.in);
         need_whole(step.logits);
+        need_whole(step.chosen);
         const int64_t all = expert_width(program_, step);
         const Cut rows = cut_rows(all, hidden_rows_unit(step), shares_);
         const Cut cut = scaled(rows, step.routing.used);
@@ -409,6 +443,7 @@ class Cutter {
         if (!cut) return add_whole(step);
         need_whole(step.in);
         need_whole(step.logits);
+        need_whole(step.chosen);
         Experts own = step;
         own.add = need_cut(step.add, *cut);
         own.out = narrow(step.out, *cut);
@@ -433,8 +468,9 @@ class Cutter {
             own.chosen = need_cut(step.chosen, scaled(cut.kv_heads, width(step.chosen) / step.chosen_lists));
         else
             need_whole(step.chosen);
-        const Cut out = scaled(cut.heads, step.head_dim_v);
+        const Cut out = scaled(cut.heads, step.head_dim_v), sums = scaled(cut.heads, 2);
         if (step.attends()) own.out = narrow(step.out, out);
+        if (step.sums != kNoSlot) own.sums = narrow(step.sums, sums);
         for (size_t r = 0; r < ranks_; ++r) {
             if (cut.heads[r].size() == 0) continue;
             own.heads = static_cast<int32_t>(cut.heads[r].size());
@@ -445,6 +481,7 @@ class Cutter {
             emit(r, own);
         }
         if (step.attends()) wrote_cut(step.out, out);
+        if (step.sums != kNoSlot) wrote_cut(step.sums, sums);
     }
 
     void add(const Logits &step) {

@@ -7,7 +7,7 @@
 //   Attention        by K/V heads with their query heads and their part of the cache (row_cut.h); or not at all, if its
 //                    cache layer is divided: each rank has some ranges of kRangeCells cells, and the device itself exchanges
 //                    what it needs with the others (Backend::connect)
-//   HeadLinear, Copy and Norm of heads: by heads, where their slots are cut like that
+//   HeadLinear, Copy, Norm of heads, Rope and JoinAttention: by heads, where their slots are cut like that
 //   Activation       as its inputs are
 //   Experts          every expert's matrices by rows: first gate and up, then, from the gathered h, down (expert_halves.h);
 //                    the router and the choice of experts are on every rank. A width that is not whole units leaves the

@@ -70,7 +70,7 @@ void add_attention(const Program &program, const Attention &attention, int64_t d
     const int64_t most = attention.chosen == kernels::kNoSlot
                              ? INT64_MAX
                              : program.slots[static_cast<size_t>(attention.chosen)].width /
-                                   attention.chosen_lists * attention.chosen_block;
+                                   attention.chosen_lists * attention.chosen_block / attention.stride;
     const int64_t together = most < INT64_MAX / tokens ? most * tokens : INT64_MAX;
     cost.cache_read +=
         cell * static_cast<double>(std::min(cells_in_sight(attention, depth, tokens), together));
@@ -111,7 +111,7 @@ int64_t visible_cells(const Attention &attention, int64_t position) {
 
 int64_t cells_in_sight(const Attention &attention, int64_t depth, int64_t tokens) {
     const int64_t begin = window_begin(attention, depth), end = depth + tokens;
-    return end - begin + std::min<int64_t>(begin, attention.sink_cells);
+    return (end - begin + std::min<int64_t>(begin, attention.sink_cells)) / attention.stride;
 }
 
 PassCost pass_cost(const Program &program, int64_t depth, int64_t tokens, decode::CacheTypes types,

@@ -197,6 +197,25 @@ std::vector<float> Builder::values(const std::string &name, Size rows, Size cols
     return out;
 }
 
+std::vector<float> Builder::number_sets(const std::string &name, Size rows, Size cols, int64_t end) {
+    const gguf::Tensor *t = file_->find_tensor(name);
+    if (!t) fail(name, "missing");
+    if (t->type != gguf::Type::I32)
+        fail(name, "its type is " + std::string(gguf::traits(t->type).name) + ", i32 is expected");
+    check_shape(*t, rows, cols);
+    used_.insert(t->name);
+    std::vector<float> all(static_cast<size_t>(t->elements()));
+    gguf::dequantize_row(t->type, t->data, all.data(), t->elements());
+    for (auto row = all.begin(); row != all.end(); row += cols.value) {
+        std::sort(row, row + cols.value);
+        if (row[0] < 0 || row[cols.value - 1] >= static_cast<float>(end) ||
+            std::adjacent_find(row, row + cols.value) != row + cols.value)
+            fail(name, "a row is not " + std::to_string(cols.value) + " different numbers below " +
+                           std::to_string(end));
+    }
+    return all;
+}
+
 void Builder::ignore(const std::string &name) {
     if (const gguf::Tensor *t = file_->find_tensor(name)) used_.insert(t->name);
 }

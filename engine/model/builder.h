@@ -64,6 +64,9 @@ class Builder {
                                int64_t rows, int64_t cols);
     // The values of a matrix, for computing weights from them.
     std::vector<float> values(const std::string &name, Size rows, Size cols);
+    // The rows of an I32 table, each of different numbers below `end`, which are put in ascending order. Throws ModelError if
+    // a row has others.
+    std::vector<float> number_sets(const std::string &name, Size rows, Size cols, int64_t end);
     // Marks a tensor that the file may have but the family does not need.
     void ignore(const std::string &name);
     // The rows of an F32 matrix as `count` vectors.

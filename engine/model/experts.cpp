@@ -35,6 +35,7 @@ class ExpertLayer {
                      .logits = logits,
                      .out = sublayer.out,
                      .add = sublayer.add,
+                     .chosen = t_.chosen,
                      .routing = routing(sublayer.scale),
                      .gate = m.gate,
                      .up = m.up,
@@ -74,7 +75,7 @@ class ExpertLayer {
 // What the file says about the choice of experts.
 void ExpertLayer::read_choice(Routing &r) const {
     const Metadata &m = b_.metadata();
-    switch (m.integer("expert_gating_func", 0, 3).value_or(0)) {
+    switch (m.integer("expert_gating_func", 0, 4).value_or(0)) {
         case 1:
             r.score = Routing::Score::Softmax;
             break;
@@ -83,6 +84,9 @@ void ExpertLayer::read_choice(Routing &r) const {
             break;
         case 3:
             r.score = Routing::Score::SelectedSoftmax;
+            break;
+        case 4:
+            r.score = Routing::Score::SqrtSoftplus;
             break;
         default:
             break;

@@ -29,6 +29,7 @@ struct ExpertTraits {
     // The input of the router, with a factor applied; kNoSlot: the experts' input.
     kernels::Slot router_in = kernels::kNoSlot;
     double router_scale = 1;
+    kernels::Slot chosen = kernels::kNoSlot;  // kernels::Experts::chosen
 };
 
 // Whether the file's model has experts.

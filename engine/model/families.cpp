@@ -123,6 +123,7 @@ std::span<const Family> families() {
         {"spark2_5", emit_spark2_5},
         {"minimax-m3", emit_minimax_m3},
         {"qwen4exp", emit_qwen4exp, true, true},
+        {"deepseek4", emit_deepseek4},
         {"laguna", emit_laguna, true},
         {"maple", emit_maple},
         {"step35", emit_step35, true, false, false, true},

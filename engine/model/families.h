@@ -55,6 +55,7 @@ void emit_ernie4_5_moe(Builder &);
 void emit_hunyuan_moe(Builder &);
 void emit_deepseek2(Builder &);
 void emit_sparse_deepseek2(Builder &);
+void emit_deepseek4(Builder &);
 void emit_gemma3n(Builder &);
 void emit_gemma4(Builder &);
 void emit_llama4(Builder &);

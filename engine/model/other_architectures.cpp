@@ -37,7 +37,6 @@ constexpr OtherArchitecture kOthers[] = {
     {"gemma4-assistant", "a Gemma 4 assistant; it drafts for another model (--draft-model)"},
     {"kimi-k3", "a hybrid; it needs attention residuals and the activation SiTU"},
     {"dots3note", kIndexer},
-    {"deepseek4", "it needs compressed keys, hyper-connections and routing by token id"},
     {"hy_v4", "it needs an indexer and hyper-connections"},
     {"glm5-next", "it needs an indexer and hyper-connections"},
     {"grovemoe", "a mixture of experts; it needs experts that share chunks"},

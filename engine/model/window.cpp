@@ -17,6 +17,9 @@ static void narrow(Indexer &step, int32_t, int32_t) {
     throw ModelError("--window does not work with sparse attention: choose a context of at most " +
                      std::to_string(step.all_cells()) + " tokens (-c), which needs no indexer");
 }
+static void narrow(SoftPool &, int32_t, int32_t) {
+    throw ModelError("--window does not work with keys that stand for blocks of tokens: omit it");
+}
 static void narrow(Attention &step, int32_t window, int32_t sinks) {
     if (step.window != 0 && (step.window <= window || step.window_kind != Attention::Window::Sliding)) return;
     step.window = window;
@@ -31,7 +34,10 @@ static void narrow(HeadLinear &, int32_t, int32_t) {}
 static void narrow(Copy &, int32_t, int32_t) {}
 static void narrow(Rotate &, int32_t, int32_t) {}
 static void narrow(Mix &, int32_t, int32_t) {}
+static void narrow(StreamWeights &, int32_t, int32_t) {}
 static void narrow(Lerp &, int32_t, int32_t) {}
+static void narrow(Rope &, int32_t, int32_t) {}
+static void narrow(JoinAttention &, int32_t, int32_t) {}
 static void narrow(Activation &, int32_t, int32_t) {}
 static void narrow(Experts &, int32_t, int32_t) {}
 static void narrow(ShortConv &, int32_t, int32_t) {}

@@ -21,10 +21,10 @@
 //   3. Ranges are joined in ascending order: m' = max(m, m_r), a = exp(m - m'), b = exp(m_r - m'),
 //      l = fma(l_r, b, l * a), o = fma(o_r, b, o * a). The first range is taken as it is.
 //   4. With a sink s: m' = max(m, s), a = exp(m - m'), l = fma(l, a, exp(s - m')), o *= a.
-//   5. out = o / l.
+//   5. out = o / l, or zeros if l is 0. m and l of step 4 (3 without a sink) are the row's `sums`.
 // With chosen cells, the others are not visible, and a range without a visible cell is left out of step 3. A row
 // that chooses all its cells so has the bits of a row without chosen cells. With common_end, the visible cells end
-// there for all rows of the tile.
+// there for all rows of the tile. With a stride, only the cells stride - 1, 2 * stride - 1, ... are visible.
 // (Online softmax: Milakov & Gimelshein 2018; exp: vector.h.) A row depends on nothing else in the batch:
 // tiles of any size, ranges on different threads and all instruction sets give bit-equal rows. Cells outside
 // a row's window never enter its result, whatever bits they hold.
@@ -79,6 +79,9 @@ struct AttentionTile {
     int64_t chosen_stride = 0;
     int32_t chosen_count = 0, chosen_block = 1;
     bool chosen_pooled = false;
+    int32_t stride = 1;     // Attention::stride
+    float *sums = nullptr;  // row (t, h): sums + t * sums_stride + 2 * h gets m and l; or null
+    int64_t sums_stride = 0;
 };
 
 // The first cell after the sink cells that a token in cell `own` attends to: own - window + 1, or, chunked,

@@ -37,6 +37,7 @@ struct Page {
     const std::byte *next_k, *next_v;  // to prefetch while this page is computed
     CacheType k_type, v_type;          // as they are read: F32 if converted
     const CellBits *chosen = nullptr;  // per token, or null: all cells
+    CellBits some = kAllCells;         // no others are visible
 };
 
 // Calls f(form) with the form (attention_pages.h) in which keys or values of this type are read in place.
@@ -287,7 +288,7 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
     const int32_t head_dim_v = tile.pages.head_dim_v;
     CellBits cells[R], any = 0;
     for (int r = 0; r < R; ++r) {
-        cells[r] = whole ? kAllCells : page_cells(tile, first + r, page_cell, page.chosen);
+        cells[r] = whole ? kAllCells : page_cells(tile, first + r, page_cell, page.some, page.chosen);
         any |= cells[r];
     }
     if (any == 0) return;
@@ -325,7 +326,8 @@ template <typename L>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, int32_t page_cell) {
     // Two rows decide: no row's cells end before the first row's, or begin after the last row's.
     const Visible all{0, kBlockTokens};
-    const bool whole = page.chosen == nullptr && visible(tile, 0, page_cell, kBlockTokens) == all &&
+    const bool whole = page.chosen == nullptr && page.some == kAllCells &&
+                       visible(tile, 0, page_cell, kBlockTokens) == all &&
                        visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
     for (int first = 0; first < rows.count; first += L::kRows) {
         const int left = rows.count - first;
@@ -419,6 +421,7 @@ void compute_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
         const Place place = place_of(pages, index, next < end_page ? next : index);
         Page page = in_place ? stored_page(pages, place) : converted_page<L>(rows, pages, place);
         page.chosen = cells;
+        page.some = stride_cells(tile, index);
         attend_page<L>(tile, rows, page, index * kBlockTokens);
         index = next;
     }
@@ -483,15 +486,30 @@ inline AttentionTile sink_tile(AttentionTile tile) {
     return tile;
 }
 
+// Tells JoinAttention what a row is a mean of.
+inline void write_sums(const AttentionTile &tile, int row, float m, float l) {
+    if (tile.sums == nullptr) return;
+    float *sums = tile.sums + row / tile.heads * tile.sums_stride + int64_t{row % tile.heads} * 2;
+    sums[0] = m;
+    sums[1] = l;
+}
+
 // Steps 4 and 5: adds the sink to the sum, then out = o / l. out may be o.
 template <typename L>
 inline void finish_row(const AttentionTile &tile, int row, float m, float l, const float *o) {
     const int32_t n = tile.pages.head_dim_v;
     float *out = out_row(tile, row);
-    if (!tile.sinks) return map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+    if (!tile.sinks) {
+        write_sums(tile, row, m, l);
+        if (l == 0) return map<L>(out, out, n, out, [](auto, auto) { return L::zero(); });
+        return map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+    }
     const float sink = tile.sinks[row % tile.heads], larger = m > sink ? m : sink;
     const auto a = exponential<L>(L::set(m - larger)), s = exponential<L>(L::set(sink - larger));
     const auto sum = L::fma(L::set(l), a, s);
+    float lanes[L::kWidth];
+    L::store(lanes, sum);
+    write_sums(tile, row, larger, lanes[0]);
     map<L>(o, o, n, out, [&](auto x, auto) { return L::div(L::mul(x, a), sum); });
 }
 

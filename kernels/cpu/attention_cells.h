@@ -29,11 +29,22 @@ inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t
     return {begin, end < cells ? end : cells};
 }
 
-// The visible cells of a page. chosen: those of each token, or null.
-inline CellBits page_cells(const AttentionTile &tile, int row, int32_t page_cell, const CellBits *chosen) {
+// The cells of a page that the tile's stride leaves visible.
+inline CellBits stride_cells(const AttentionTile &tile, int32_t page) {
+    if (tile.stride == 1) return kAllCells;
+    CellBits cells = 0;
+    for (int32_t cell = tile.stride - 1 - page * kBlockTokens % tile.stride; cell < kBlockTokens;
+         cell += tile.stride)
+        cells |= CellBits{1} << cell;
+    return cells;
+}
+
+// The visible cells of a page among `some`. chosen: those of each token, or null.
+inline CellBits page_cells(const AttentionTile &tile, int row, int32_t page_cell, CellBits some,
+                           const CellBits *chosen) {
     const Visible cells = visible(tile, row, page_cell, kBlockTokens);
     if (!cells.any()) return 0;
-    const CellBits window = kAllCells << cells.begin & kAllCells >> (kBlockTokens - cells.end);
+    const CellBits window = some & kAllCells << cells.begin & kAllCells >> (kBlockTokens - cells.end);
     return chosen == nullptr ? window : window & chosen[row / tile.heads];
 }
 
@@ -88,7 +99,7 @@ inline bool chooses(const AttentionTile &tile, int32_t token, int32_t from, int3
     return first < chosen_count(tile, token) && chosen_block(tile, token, first) * tile.chosen_block < end;
 }
 
-// The chosen cells of a tile's tokens from a cell on, page by page. Without chosen cells: all pages.
+// The chosen cells of a tile's tokens from a cell on, page by page. Without chosen cells: all pages that the stride leaves.
 class ChosenCells {
   public:
     ChosenCells(const AttentionTile &tile, int32_t from) : tile_(tile) {
@@ -100,7 +111,10 @@ class ChosenCells {
     }
     // The first page, in [page, end), that has chosen cells which were not taken yet; `end` if none has.
     int32_t next_page(int32_t page, int32_t end) const {
-        if (tile_.chosen == nullptr) return page < end ? page : end;
+        if (tile_.chosen == nullptr) {
+            while (page < end && stride_cells(tile_, page) == 0) ++page;
+            return page < end ? page : end;
+        }
         int32_t next = end;
         for (int32_t t = 0; t < tile_.tokens; ++t) {
             if (at_[t] == count_[t]) continue;

@@ -1,6 +1,7 @@
 #include "kernels/cpu/attention_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cmath>
 
@@ -9,6 +10,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
+constexpr size_t kMostPairs = 1024;  // that a Rope step rotates
 constexpr int32_t kRangeTokens = 4;  // up to this many tokens, attention may be split into ranges of keys
 
 // The factor that q is multiplied by at a position.
@@ -91,6 +93,32 @@ void AttentionRunner::turn(const Attention &a, float *head, int32_t heads, Weigh
                         rotations.sines[r].as<float>() + at, static_cast<int32_t>(pairs), rope.pairs);
     }
     if (a.norm_after_rope) normalize_heads();
+}
+
+// A unit is a token.
+void AttentionRunner::run(const Rope &step, const Batch &batch, int thread) noexcept {
+    const auto r = static_cast<size_t>(step.rope);
+    const RopeTable &rope = s_.program->ropes[r];
+    const size_t pairs = rope.inv_freq.size();
+    const auto heads = static_cast<int32_t>(width(step.slot) / step.head_dim);
+    std::array<float, kMostPairs> cosines, sines;
+    s_.pool->for_ranges(thread, static_cast<int64_t>(batch.tokens.size()), [&](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; ++t) {
+            const int32_t end = batch.positions[static_cast<size_t>(t)] + 1;
+            if (end % step.block != 0) continue;
+            if (step.block > 1) {
+                rope_row(rope, end - step.block, cosines.data(), sines.data());
+            } else {
+                const size_t at = static_cast<size_t>(t) * pairs;
+                std::copy_n(rotations_.cosines[r].as<float>() + at, pairs, cosines.data());
+                std::copy_n(rotations_.sines[r].as<float>() + at, pairs, sines.data());
+            }
+            if (step.back)
+                for (size_t j = 0; j < pairs; ++j) sines[j] = -sines[j];
+            s_.vector->rope(row(step.slot, static_cast<int32_t>(t)) + rope.first, heads, step.head_dim,
+                            cosines.data(), sines.data(), static_cast<int32_t>(pairs), rope.pairs);
+        }
+    });
 }
 
 // Normalizes and rotates a token's query heads of one K/V head. With sink cells, also a copy, rotated for those.
@@ -221,7 +249,11 @@ AttentionTile AttentionRunner::tile(const Attention &a, const SequenceSpan &sequ
         .chosen_stride = a.chosen == kNoSlot ? 0 : width(a.chosen),
         .chosen_count = static_cast<int32_t>(chosen),
         .chosen_block = a.chosen_block,
-        .chosen_pooled = a.chosen_pooled};
+        .chosen_pooled = a.chosen_pooled,
+        .stride = a.stride,
+        .sums =
+            a.sums == kNoSlot ? nullptr : row(a.sums, sequence.first + first) + int64_t{kv_head} * heads * 2,
+        .sums_stride = a.sums == kNoSlot ? 0 : width(a.sums)};
 }
 
 size_t AttentionRunner::partials_of(const Attention &a, const CacheConfig &cache) const {

@@ -1,4 +1,4 @@
-// Runs Attention steps: norms and rotates queries and keys, appends the new keys and values, then computes
+// Runs Attention and Rope steps: norms and rotates queries and keys, appends the new keys and values, then computes
 // the attention of all tokens.
 //
 // The distribution of the work does not change a bit of the results (attention.h). append(): a unit is the
@@ -45,6 +45,7 @@ class AttentionRunner {
 
     // Called by all threads, with a barrier after each; rotations() once per batch, before the others.
     void rotations(const Batch &batch, int thread) noexcept;
+    void run(const Rope &step, const Batch &batch, int thread) noexcept;
     void append(const Attention &step, const Batch &batch, int thread) noexcept;
     void attend(const Attention &step, const Batch &batch, int thread) noexcept;
 

@@ -154,8 +154,17 @@ class CpuBackend final : public Backend {
     void run(const MixPhase &phase, Worker &worker) noexcept {
         rows_.run(phase.step, worker.rows, worker.thread);
     }
+    void run(const StreamsPhase &phase, Worker &worker) noexcept {
+        rows_.run(phase.step, worker.rows, worker.thread);
+    }
     void run(const LerpPhase &phase, Worker &worker) noexcept {
         rows_.run(phase.step, worker.rows, worker.thread);
+    }
+    void run(const JoinPhase &phase, Worker &worker) noexcept {
+        rows_.run(phase.step, worker.rows, worker.thread);
+    }
+    void run(const RopePhase &phase, Worker &worker) noexcept {
+        attention_.run(phase.step, *batch_, worker.thread);
     }
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
     void run(const ScanPhase &phase, Worker &worker) noexcept {
@@ -318,10 +327,14 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
                 [](const Copy &) {},
                 [](const Rotate &) {},
                 [](const Mix &) {},
+                [](const StreamWeights &) {},
                 [](const Lerp &) {},
+                [](const Rope &) {},
+                [](const JoinAttention &) {},
                 [](const Activation &) {},
                 [](const Experts &) {},
                 [](const ShortConv &) {},
+                [](const SoftPool &) {},
                 [](const ScanGate &) {},
                 [](const LinearScan &) {},
                 [](const SelectiveScan &) {},
@@ -475,6 +488,9 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
                        [](const RotatePhase &) {},
                        [](const MixPhase &) {},
                        [](const LerpPhase &) {},
+                       [](const StreamsPhase &) {},
+                       [](const RopePhase &) {},
+                       [](const JoinPhase &) {},
                        [](const ScanPhase &) {},
                        [](const SelectPhase &) {},
                    },

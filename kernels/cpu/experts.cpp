@@ -107,7 +107,8 @@ void ExpertRunner::route(const Experts &step, int thread, int32_t tokens) noexce
             const int64_t at = t * step.routing.used;
             cpu::route(step.routing, {slot_row(step.logits, t), experts}, floats(step.routing.selection_bias),
                        *s_.vector, route_scratch_[static_cast<size_t>(thread)].as<float>(),
-                       chosen_.as<int32_t>() + at, weights_.as<float>() + at);
+                       chosen_.as<int32_t>() + at, weights_.as<float>() + at,
+                       step.chosen == kNoSlot ? nullptr : slot_row(step.chosen, t));
             if (const float *scales = floats(step.routing.expert_scales))
                 for (int64_t i = at; i < at + step.routing.used; ++i)
                     weights_.as<float>()[i] *= scales[chosen_.as<int32_t>()[i]];

@@ -59,6 +59,15 @@ Described described(const Phase &phase) {
             [](const MixPhase &p) {
                 return Described{"mix", p.step.layer};
             },
+            [](const StreamsPhase &p) {
+                return Described{"stream weights", p.step.layer};
+            },
+            [](const RopePhase &p) {
+                return Described{"rope", p.step.layer};
+            },
+            [](const JoinPhase &p) {
+                return Described{"attention", p.step.layer};
+            },
             [](const LerpPhase &p) {
                 return Described{"interpolation", p.step.layer};
             },

@@ -40,11 +40,15 @@ PackedInput packed_input_of(const Step &step, const Program &program) {
                           [](const Copy &) { return PackedInput{}; },
                           [](const Rotate &) { return PackedInput{}; },
                           [](const Mix &) { return PackedInput{}; },
+                          [](const StreamWeights &) { return PackedInput{}; },
                           [](const Lerp &) { return PackedInput{}; },
+                          [](const Rope &) { return PackedInput{}; },
+                          [](const JoinAttention &) { return PackedInput{}; },
                           [](const Attention &) { return PackedInput{}; },
                           [](const Indexer &) { return PackedInput{}; },
                           [](const Activation &) { return PackedInput{}; },
                           [](const ShortConv &) { return PackedInput{}; },
+                          [](const SoftPool &) { return PackedInput{}; },
                           [](const ScanGate &) { return PackedInput{}; },
                           [](const LinearScan &) { return PackedInput{}; },
                           [](const SelectiveScan &) { return PackedInput{}; },
@@ -96,7 +100,7 @@ void push_experts(const Experts &step, std::vector<Phase> &phases) {
 }
 
 // The first step that may skip tokens whose logits are not requested. It follows the last step that needs all
-// tokens (because it reads ids or mixes tokens), and it is in the last part, because other devices need all
+// tokens (because it reads ids or positions, or mixes tokens), and it is in the last part, because other devices need all
 // tokens. Without logits: the number of steps.
 size_t first_step_for_some(const Program &program, const std::vector<Program::Part> &parts) {
     if (!program.gives_logits()) return program.steps.size();
@@ -104,6 +108,7 @@ size_t first_step_for_some(const Program &program, const std::vector<Program::Pa
     for (size_t i = 0; i < program.steps.size(); ++i) {
         bool all = mixes_tokens(program.steps[i]);
         visit_tables(program.steps[i], [&](WeightId) { all = true; });
+        visit_ropes(program.steps[i], [&](int32_t) { all = true; });
         if (all) first = i + 1;
     }
     return parts.size() == 1 ? first : std::max(first, parts[parts.size() - 2].end);
@@ -145,9 +150,13 @@ class Planner {
                        [&](const Copy &s) { phases.push_back(CopyPhase{s}); },
                        [&](const Rotate &s) { phases.push_back(RotatePhase{s}); },
                        [&](const Mix &s) { phases.push_back(MixPhase{s}); },
+                       [&](const StreamWeights &s) { phases.push_back(StreamsPhase{s}); },
                        [&](const Lerp &s) { phases.push_back(LerpPhase{s}); },
+                       [&](const Rope &s) { phases.push_back(RopePhase{s}); },
+                       [&](const JoinAttention &s) { phases.push_back(JoinPhase{s}); },
                        [&](const Experts &s) { push_experts(s, phases); },
                        [&](const ShortConv &s) { phases.push_back(ScanPhase{s}); },
+                       [&](const SoftPool &s) { phases.push_back(ScanPhase{s}); },
                        [&](const ScanGate &s) { phases.push_back(ScanPhase{s}); },
                        [&](const LinearScan &s) { phases.push_back(ScanPhase{s}); },
                        [&](const SelectiveScan &s) { phases.push_back(ScanPhase{s}); },

@@ -70,13 +70,25 @@ struct MixPhase {
     Mix step;
 };
 
+struct StreamsPhase {
+    StreamWeights step;
+};
+
 struct LerpPhase {
     Lerp step;
 };
 
+struct RopePhase {
+    Rope step;
+};
+
+struct JoinPhase {
+    JoinAttention step;
+};
+
 // One of the recurrent steps.
 struct ScanPhase {
-    std::variant<ShortConv, ScanGate, LinearScan, SelectiveScan> step;
+    std::variant<ShortConv, SoftPool, ScanGate, LinearScan, SelectiveScan> step;
 };
 
 // One of the five phases of a mixture of experts.
@@ -94,9 +106,10 @@ struct LogitsPhase {
     Logits step;
 };
 
-using Phase = std::variant<EmbedPhase, HashedEmbedPhase, PreparePhase, MultiplyPhase, AppendPhase,
-                           AttendPhase, IndexPhase, HeadsPhase, CopyPhase, RotatePhase, MixPhase, LerpPhase,
-                           ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
+using Phase =
+    std::variant<EmbedPhase, HashedEmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase,
+                 JoinPhase, IndexPhase, HeadsPhase, CopyPhase, RotatePhase, RopePhase, MixPhase, StreamsPhase,
+                 LerpPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
 
 // One list of phases per part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);

@@ -33,6 +33,14 @@ void sigmoid(const float *x, size_t n, const VectorKernels &vector, float *p) no
     for (size_t i = 0; i < n; ++i) p[i] = 1 / (1 + p[i]);
 }
 
+// sqrt(ln(1 + exp(x)))
+void sqrt_softplus(const float *x, size_t n, const VectorKernels &vector, float *p) noexcept {
+    for (size_t i = 0; i < n; ++i) p[i] = -std::fabs(x[i]);
+    vector.exp(p, static_cast<int64_t>(n), p);
+    for (size_t i = 0; i < n; ++i)
+        p[i] = static_cast<float>(std::sqrt(std::max(0.0, double{x[i]}) + std::log1p(double{p[i]})));
+}
+
 // Calls visit(index) for the `count` largest scores, largest first, by index among equals; sets them to kOut.
 template <typename Visit>
 void take_largest(std::span<float> s, int32_t count, Visit visit) noexcept {
@@ -66,6 +74,8 @@ void score(const Routing &routing, std::span<const float> logits, const float *b
         softmax(logits.data(), n, vector, p);
     else if (routing.score == Routing::Score::Sigmoid)
         sigmoid(logits.data(), n, vector, p);
+    else if (routing.score == Routing::Score::SqrtSoftplus)
+        sqrt_softplus(logits.data(), n, vector, p);
     else
         std::copy(logits.begin(), logits.end(), p);
     const bool by_logit = bias == nullptr && routing.groups <= 1;
@@ -96,14 +106,19 @@ size_t route_scratch(int64_t experts) {
 }
 
 void route(const Routing &routing, std::span<const float> logits, const float *selection_bias,
-           const VectorKernels &vector, float *scratch, int32_t *chosen, float *weights) noexcept {
+           const VectorKernels &vector, float *scratch, int32_t *chosen, float *weights,
+           const float *given) noexcept {
     const size_t n = logits.size(), used = static_cast<size_t>(routing.used);
     float *p = scratch, *s = scratch + n;
     score(routing, logits, selection_bias, vector, p, s);
-    if (routing.groups > 1) drop_groups(routing, {s, n}, scratch + 2 * n, scratch + 3 * n);
-    int32_t *next = chosen;
-    take_largest({s, n}, routing.used, [&](size_t i) { *next++ = static_cast<int32_t>(i); });
-    std::sort(chosen, next);
+    if (given != nullptr) {
+        for (size_t i = 0; i < used; ++i) chosen[i] = static_cast<int32_t>(given[i]);
+    } else {
+        if (routing.groups > 1) drop_groups(routing, {s, n}, scratch + 2 * n, scratch + 3 * n);
+        int32_t *next = chosen;
+        take_largest({s, n}, routing.used, [&](size_t i) { *next++ = static_cast<int32_t>(i); });
+        std::sort(chosen, next);
+    }
     for (size_t i = 0; i < used; ++i) weights[i] = p[chosen[i]];
     if (routing.score == Routing::Score::SelectedSoftmax) softmax(weights, used, vector, weights);
     if (routing.score == Routing::Score::SparseMixer)

@@ -63,6 +63,80 @@ void RowRunner::run(const Mix &step, int32_t rows, int thread) noexcept {
     });
 }
 
+// A unit is a token.
+void RowRunner::run(const StreamWeights &step, int32_t rows, int thread) noexcept {
+    constexpr size_t kMost = StreamWeights::kMostStreams;
+    const auto streams = static_cast<size_t>(width(step.read)), all = static_cast<size_t>(width(step.in));
+    const float *scales = vector_of(step.scales), *bias = vector_of(step.bias);
+    s_.pool->for_ranges(thread, rows, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; ++t) {
+            const float *in = row(step.in, t);
+            std::array<float, kMost *(kMost + 2)> x;
+            for (size_t i = 0; i < all; ++i)
+                x[i] = in[i] * scales[std::min<size_t>(i / streams, 2)] + bias[i];
+            const auto gated = static_cast<int64_t>(std::min(all, 2 * streams));
+            s_.kernels->gate(Activation::Kind::Sigmoid, {}, x.data(), nullptr, gated, x.data());
+            for (size_t i = 0; i < streams; ++i) row(step.read, t)[i] = x[i] + step.eps;
+            if (step.mix != kNoSlot) mix_weights(step, x.data() + streams, streams, row(step.mix, t));
+        }
+    });
+}
+
+// x: the sigmoids of the streams' writes, then the matrix. Sums are in ascending order.
+void RowRunner::mix_weights(const StreamWeights &step, const float *x, size_t streams, float *out) noexcept {
+    constexpr size_t kMost = StreamWeights::kMostStreams;
+    std::array<float, kMost * kMost> c;
+    for (size_t i = 0; i < streams; ++i) {
+        const float *from = x + streams + i * streams;
+        float *to = c.data() + i * streams, sum = 0;
+        const float largest = *std::max_element(from, from + streams);
+        for (size_t j = 0; j < streams; ++j) to[j] = from[j] - largest;
+        s_.kernels->exp(to, static_cast<int64_t>(streams), to);
+        for (size_t j = 0; j < streams; ++j) sum += to[j];
+        for (size_t j = 0; j < streams; ++j) to[j] = to[j] / sum + step.eps;
+    }
+    // The lines of the matrix: elements `apart` apart, from first, first + next, ... on.
+    const auto divide = [&](size_t apart, size_t next) {
+        for (size_t line = 0; line < streams; ++line) {
+            float sum = 0;
+            for (size_t i = 0; i < streams; ++i) sum += c[line * next + i * apart];
+            for (size_t i = 0; i < streams; ++i) c[line * next + i * apart] /= sum + step.eps;
+        }
+    };
+    divide(streams, 1);
+    for (int32_t i = 1; i < step.iterations; ++i) divide(1, streams), divide(streams, 1);
+    for (size_t j = 0; j < streams; ++j) {
+        for (size_t i = 0; i < streams; ++i) *out++ = c[i * streams + j];
+        *out++ = 2 * x[j];
+    }
+}
+
+// A unit is a head of one token.
+void RowRunner::run(const JoinAttention &step, int32_t rows, int thread) noexcept {
+    const int64_t size = width(step.out) / step.heads;
+    const auto count = static_cast<int64_t>(step.parts.size());
+    s_.pool->for_ranges(thread, int64_t{rows} * step.heads, [&](int64_t first, int64_t last) {
+        for (int64_t unit = first; unit < last; ++unit) {
+            const int64_t token = unit / step.heads, head = unit % step.heads;
+            const auto sums = [&](size_t i) { return row(step.parts[i].sums, token) + 2 * head; };
+            std::array<float, JoinAttention::kMost> w;
+            float largest = sums(0)[0], total = 0;
+            for (size_t i = 1; i < step.parts.size(); ++i) largest = std::max(largest, sums(i)[0]);
+            for (size_t i = 0; i < step.parts.size(); ++i) w[i] = sums(i)[0] - largest;
+            s_.kernels->exp(w.data(), count, w.data());
+            for (size_t i = 0; i < step.parts.size(); ++i) total += w[i] *= sums(i)[1];
+            float *out = row(step.out, token) + head * size;
+            for (size_t i = 0; i < step.parts.size(); ++i) {
+                const float *in = row(step.parts[i].in, token) + head * size;
+                if (i == 0)
+                    s_.kernels->scale(w[i] / total, in, size, out);
+                else
+                    s_.kernels->add_scaled(w[i] / total, in, size, out);
+            }
+        }
+    });
+}
+
 // A unit is a block of columns of one token.
 void RowRunner::run(const Lerp &step, int32_t rows, int thread) noexcept {
     constexpr int64_t kBlock = 256;

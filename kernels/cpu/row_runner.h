@@ -1,4 +1,5 @@
-// The steps that move, rotate, add and interpolate rows of slots, without weights to multiply: Copy, Rotate, Mix and Lerp.
+// The steps that move, rotate, add and interpolate rows of slots, without weights to multiply: Copy, Rotate, Mix, StreamWeights,
+// Lerp and JoinAttention.
 #pragma once
 
 #include <array>
@@ -28,7 +29,9 @@ class RowRunner {
     void run(const Copy &step, int32_t rows, int thread) noexcept;
     void run(const Rotate &step, int32_t rows, int thread) noexcept;
     void run(const Mix &step, int32_t rows, int thread) noexcept;
+    void run(const StreamWeights &step, int32_t rows, int thread) noexcept;
     void run(const Lerp &step, int32_t rows, int thread) noexcept;
+    void run(const JoinAttention &step, int32_t rows, int thread) noexcept;
 
   private:
     // The slices of a token's rows of some slots.
@@ -37,6 +40,7 @@ class RowRunner {
         int64_t count = 0;
     };
     Slices slices(const std::vector<Slot> &slots, int64_t width, int32_t token) const noexcept;
+    void mix_weights(const StreamWeights &step, const float *x, size_t streams, float *out) noexcept;
     // null: kNoWeight
     const float *vector_of(WeightId id) const {
         return id == kNoWeight

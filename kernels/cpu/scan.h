@@ -1,4 +1,4 @@
-// The arithmetic of the recurrent steps (ShortConv, ScanGate, LinearScan, SelectiveScan in recurrent_steps.h).
+// The arithmetic of the recurrent steps (ShortConv, SoftPool, ScanGate, LinearScan, SelectiveScan in recurrent_steps.h).
 //
 // Prefill and decode use the same sequential form: a token's arithmetic does not depend on how many tokens
 // are computed with it, so every chunking gives the same bits. As in vector.h, all tables compute bit-equal
@@ -48,6 +48,11 @@ struct ScanKernels {
     // fmas in ascending order. bias may be null.
     void (*conv)(const float *const *rows, int64_t taps, const float *weight, int64_t weight_stride,
                  const float *bias, bool silu, int64_t n, float *out) noexcept;
+
+    // SoftPool of n channels over `rows` > 0 rows: s_j = scores[j][c] + bias[j][c], m the largest of them, then in ascending
+    // order p = exp(s_j - m), l = l + p, o = fma(p, values[j][c], o), from 0. out[c] = o / l.
+    void (*pool)(const float *const *values, const float *const *scores, const float *const *bias,
+                 int64_t rows, int64_t n, float *out) noexcept;
 
     // ScanGate for n neighbors; ln(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), with log1p(t) = 2 atanh(t /
     // (2 + t)) by its series up to the 15th power. bias, step and decay may be null. rate: [n], or a

@@ -31,6 +31,25 @@ void conv(const float *const *rows, int64_t taps, const float *weight, int64_t w
 }
 
 template <typename L>
+void pool(const float *const *values, const float *const *scores, const float *const *bias, int64_t rows,
+          int64_t n, float *out) noexcept {
+    for (int64_t c = 0; c < n; c += L::kWidth) {
+        const int count = lanes_left<L>(n - c);
+        const auto score = [&](int64_t j) {
+            return L::add(L::load_n(scores[j] + c, count), L::load_n(bias[j] + c, count));
+        };
+        auto m = score(0), sum = L::zero(), o = L::zero();
+        for (int64_t j = 1; j < rows; ++j) m = L::max(m, score(j));
+        for (int64_t j = 0; j < rows; ++j) {
+            const auto p = exponential<L>(L::sub(score(j), m));
+            sum = L::add(sum, p);
+            o = L::fma(p, L::load_n(values[j] + c, count), o);
+        }
+        L::store_n(out + c, L::div(o, sum), count);
+    }
+}
+
+template <typename L>
 inline typename L::Float softplus(typename L::Float x) {
     const auto minus = L::sub(L::zero(), x), positive = L::max(L::zero(), x);
     const auto t = exponential<L>(L::min(x, minus));
@@ -242,8 +261,11 @@ void selective_scan(const SelectiveScanPiece &p, int64_t tokens, const float *fr
 
 template <typename L, typename L8>
 constexpr ScanKernels scan_table() {
-    return {
-        .conv = conv<L>, .gate = scan_gate<L>, .linear = linear_scan<L, L8>, .selective = selective_scan<L>};
+    return {.conv = conv<L>,
+            .pool = pool<L>,
+            .gate = scan_gate<L>,
+            .linear = linear_scan<L, L8>,
+            .selective = selective_scan<L>};
 }
 
 }  // namespace

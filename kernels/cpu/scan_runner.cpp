@@ -7,7 +7,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int64_t kChannels = 256;  // channels in a unit of ShortConv
+constexpr int64_t kChannels = 256;  // channels in a unit of ShortConv and SoftPool
 
 int64_t blocks_of(int64_t width, int64_t block) {
     return (width + block - 1) / block;
@@ -61,6 +61,61 @@ void ScanRunner::conv(const ShortConv &step, const SequenceSpan &sequence, int64
         for (int32_t j = 0; j < taps - 1; ++j)
             std::copy_n(input(write.tokens - taps + 1 + j), c1 - c0,
                         s_.states->at(write.slot, step.state) + j * channels + c0);
+}
+
+void ScanRunner::run(const SoftPool &step, const Batch &batch, int thread) noexcept {
+    const int64_t channels = width(step.out), blocks = blocks_of(channels, kChannels);
+    const auto sequences = static_cast<int64_t>(batch.sequences.size());
+    s_.pool->for_ranges(thread, sequences * blocks, [&](int64_t first, int64_t last) {
+        for (int64_t unit = first; unit < last; ++unit) {
+            const int64_t c0 = unit % blocks * kChannels;
+            pool(step, batch.sequences[static_cast<size_t>(unit / blocks)], c0,
+                 std::min(c0 + kChannels, channels));
+        }
+    });
+}
+
+void ScanRunner::pool(const SoftPool &step, const SequenceSpan &sequence, int64_t c0,
+                      int64_t c1) const noexcept {
+    const int64_t channels = width(step.out), all = width(step.score);
+    const int32_t rows = step.rows(), kept = rows - 1;
+    const float *before = s_.states->at(sequence.state, step.state), *bias = vector_of(step.bias);
+    // Row `token` of the span of the values or, with `scores`, of the scores. Negative rows come from the state.
+    const auto input = [&](bool scores, int32_t token) {
+        if (token >= 0)
+            return static_cast<const float *>(row(scores ? step.score : step.value, sequence.first + token));
+        return before + ((scores ? kept : 0) + kept + token) * all;
+    };
+    std::array<const float *, SoftPool::kMostRows> values, scores, biases;
+    for (int32_t t = 0; t < sequence.count; ++t) {
+        float *out = row(step.out, sequence.first + t) + c0;
+        const int32_t end = sequence.past + t + 1;
+        if (end % step.block != 0) {
+            std::fill_n(out, c1 - c0, 0.0f);
+            continue;
+        }
+        size_t count = 0;
+        for (int32_t j = std::max(0, rows - end); j < rows; ++j, ++count) {
+            const int64_t at = c0 + (step.overlaps && j >= step.block ? channels : 0);
+            values[count] = input(false, t - kept + j) + at;
+            scores[count] = input(true, t - kept + j) + at;
+            biases[count] = bias + j % step.block * all + at;
+        }
+        s_.kernels->pool(values.data(), scores.data(), biases.data(), static_cast<int64_t>(count), c1 - c0,
+                         out);
+    }
+    for (const StateWrite &write : sequence.state_writes) {
+        float *state = s_.states->at(write.slot, step.state);
+        for (const bool is_score : {false, true})
+            for (int32_t j = 0; j < kept; ++j, state += all)
+                for (int64_t at = c0; at < all; at += channels) {  // the columns of the unit, of both halves
+                    const int32_t token = write.tokens - kept + j;
+                    if (sequence.past + token < 0)
+                        std::fill_n(state + at, c1 - c0, 0.0f);
+                    else
+                        std::copy_n(input(is_score, token) + at, c1 - c0, state + at);
+                }
+    }
 }
 
 void ScanRunner::run(const ScanGate &step, const Batch &batch, int thread) noexcept {

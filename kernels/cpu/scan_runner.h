@@ -31,12 +31,14 @@ class ScanRunner {
 
     // Called by all threads, with a barrier after each.
     void run(const ShortConv &step, const Batch &batch, int thread) noexcept;
+    void run(const SoftPool &step, const Batch &batch, int thread) noexcept;
     void run(const ScanGate &step, const Batch &batch, int thread) noexcept;
     void run(const LinearScan &step, const Batch &batch, int thread) noexcept;
     void run(const SelectiveScan &step, const Batch &batch, int thread) noexcept;
 
   private:
     void conv(const ShortConv &step, const SequenceSpan &sequence, int64_t c0, int64_t c1) const noexcept;
+    void pool(const SoftPool &step, const SequenceSpan &sequence, int64_t c0, int64_t c1) const noexcept;
     void linear(const LinearScan &step, const SequenceSpan &sequence, int32_t head,
                 int64_t block) const noexcept;
     void selective(const SelectiveScan &step, const SequenceSpan &sequence, int64_t block) const noexcept;

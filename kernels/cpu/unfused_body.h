@@ -111,7 +111,8 @@ void add_values(const AttentionTile &tile, const Rows &rows, const Page &page, i
         for (int i = 0; i < kBlockTokens; i += W) L::store(rows.p + r * kBlockTokens + i, L::load(p + i));
     }
     CellBits cells[R];
-    for (int r = 0; r < R; ++r) cells[r] = page_cells(tile, first + r, index * kBlockTokens, nullptr);
+    for (int r = 0; r < R; ++r)
+        cells[r] = page_cells(tile, first + r, index * kBlockTokens, kAllCells, nullptr);
     for (int r = 0; r < R;) {
         int same = 1;
         if constexpr (R > 1)

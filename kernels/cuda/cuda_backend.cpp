@@ -28,6 +28,7 @@
 #include "kernels/cuda/steps/embed.h"
 #include "kernels/cuda/steps/normalize.h"
 #include "kernels/cuda/steps/rotate.h"
+#include "kernels/cuda/steps/streams.h"
 #include "kernels/cuda/upload/weights.h"
 #include "kernels/steps.h"
 
@@ -132,7 +133,10 @@ class CudaBackend final : public Backend {
     void enqueue(const CopyOp &op);
     void enqueue(const Rotate &op);
     void enqueue(const Mix &op);
+    void enqueue(const StreamWeights &op);
     void enqueue(const Lerp &op);
+    void enqueue(const Rope &op) { attention_.enqueue(launcher_, op, attention_operands()); }
+    void enqueue(const JoinAttention &op);
     AttentionRunner::Operands attention_operands() const {
         return {weights_, cache_, input_, slots_, tokens_, shares_, now_.attention};
     }
@@ -273,6 +277,9 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(rotate_kernel().handle, kRotateShared);
     prepare(mix_kernel().handle, 0);
     prepare(lerp_kernel().handle, 0);
+    prepare(rope_heads_kernel().handle, 0);
+    prepare(stream_weights_kernel().handle, kStreamShared);
+    prepare(join_attention_kernel().handle, 0);
     for (const Op &op : plan_.ops)
         std::visit(Overloaded{
                        [&](const LinearOp &matrices) { prepare_linear(matrices.format, max_tokens_); },
@@ -287,10 +294,14 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
                        [](const CopyOp &) {},
                        [](const Rotate &) {},
                        [](const Mix &) {},
+                       [](const StreamWeights &) {},
                        [](const Lerp &) {},
+                       [](const Rope &) {},
+                       [](const JoinAttention &) {},
                        [](const ActivateOp &) {},
                        [](const ExpertsOp &) {},
                        [](const ShortConv &) {},
+                       [](const SoftPool &) {},
                        [](const ScanGate &) {},
                        [](const LinearScan &) {},
                        [](const SelectiveScan &) {},
@@ -482,9 +493,10 @@ void CudaBackend::enqueue(const ExpertsOp &op) {
         return at == kNoSlot ? SlotMemory{} : SlotMemory{slot(at), stride(at)};
     };
     const Experts &step = op.step;
-    experts_.enqueue(launcher_, op, weights_,
-                     {memory(step.in), memory(step.logits), memory(step.add), memory(step.out),
-                      op.in.empty() ? Activations{} : quantized(op.in_width, op.buffer), tokens_});
+    experts_.enqueue(
+        launcher_, op, weights_,
+        {memory(step.in), memory(step.logits), memory(step.add), memory(step.out), memory(step.chosen),
+         op.in.empty() ? Activations{} : quantized(op.in_width, op.buffer), tokens_});
 }
 
 void CudaBackend::enqueue(const HeadLinear &op) {
@@ -546,6 +558,24 @@ void CudaBackend::enqueue(const Lerp &op) {
     params.width = static_cast<int32_t>(width(op.in()));
     params.tokens = tokens_;
     run(lerp_kernel(), (int64_t{tokens_} * params.width + 255) / 256, 0, params);
+}
+
+void CudaBackend::enqueue(const StreamWeights &op) {
+    const bool mixes = op.mix != kNoSlot;
+    run(stream_weights_kernel(), (tokens_ + kStreamWarps - 1) / kStreamWarps, kStreamShared,
+        {slot(op.in), weights_.floats(op.scales), weights_.floats(op.bias), slot(op.read),
+         mixes ? slot(op.mix) : nullptr, stride(op.in), stride(op.read), mixes ? stride(op.mix) : 0,
+         static_cast<int32_t>(width(op.read)), op.iterations, tokens_, op.eps});
+}
+
+void CudaBackend::enqueue(const JoinAttention &op) {
+    JoinParams params{};
+    for (const auto &[in, sums] : op.parts)
+        params.part[params.parts++] = {slot(in), slot(sums), stride(in), stride(sums)};
+    params.out = slot(op.out), params.out_stride = stride(op.out);
+    params.heads = op.heads, params.dim = static_cast<int32_t>(width(op.out) / op.heads);
+    params.tokens = tokens_;
+    run(join_attention_kernel(), (tokens_ * width(op.out) + 255) / 256, 0, params);
 }
 
 void CudaBackend::enqueue(const ActivateOp &op) {

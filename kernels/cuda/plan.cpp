@@ -12,6 +12,7 @@
 #include "kernels/cuda/indexer/indexer.h"
 #include "kernels/cuda/scan/scan.h"
 #include "kernels/cuda/steps/rotate.h"
+#include "kernels/cuda/steps/streams.h"
 #include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
@@ -214,6 +215,23 @@ class Planner {
         for (const Slot slot : step.out) written(slot);
         plan_.ops.push_back(step);
     }
+    void add(const StreamWeights &step) {
+        static_assert(kMostStreams == StreamWeights::kMostStreams);
+        use_floats(step.scales);
+        use_floats(step.bias);
+        plan_.ops.push_back(step);
+        written(step.read);
+        written(step.mix);
+    }
+    void add(const Rope &step) {
+        plan_.ops.push_back(step);
+        written(step.slot);
+    }
+    void add(const JoinAttention &step) {
+        static_assert(kJoinParts == JoinAttention::kMost);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
     void add(const Lerp &step) {
         static_assert(kLerpOutputs == Lerp::kMostOutputs);
         expect(step.out.size() <= kLerpOutputs, "an interpolation with this many outputs");
@@ -225,6 +243,13 @@ class Planner {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
         expect(!layer.divided, "a cache that several devices divide by cells");
+        const bool wide = is_wide(latent, step.head_dim_k, step.head_dim_v) || step.chosen != kNoSlot;
+        expect(step.stride == 1 || (latent && step.window == 0 && step.slopes == kNoWeight),
+               "attention to keys that stand for blocks of tokens, with values of their own");
+        expect(step.chosen == kNoSlot || step.stride == 1 ||
+                   (step.chosen_pooled && step.chosen_block == step.stride),
+               "chosen blocks of another size than the keys stand for");
+        expect(step.sums == kNoSlot || wide, "sums of attention with heads of this size");
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
                "keys and values that do not match the layer's cache");
         expect(step.attends() == (step.out != kNoSlot) && (step.attends() || step.k != kNoSlot),
@@ -346,6 +371,9 @@ class Planner {
     }
     void add(const ShortConv &step) {
         add_recurrent(step, "a convolution", {step.in}, {step.weight, step.bias});
+    }
+    void add(const SoftPool &step) {
+        add_recurrent(step, "pooled tokens", {step.value, step.score}, {step.bias});
     }
     void add(const ScanGate &step) {
         use_floats(step.bias);

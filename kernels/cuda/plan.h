@@ -80,8 +80,9 @@ struct ExpertsOp {
     ActivationKind activation;
 };
 
-using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Rotate, Mix, Lerp, AttentionOp,
-                        Indexer, ActivateOp, ExpertsOp, ShortConv, ScanGate, LinearScan, SelectiveScan>;
+using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Rotate, Mix, StreamWeights,
+                        Lerp, Rope, AttentionOp, JoinAttention, Indexer, ActivateOp, ExpertsOp, ShortConv,
+                        SoftPool, ScanGate, LinearScan, SelectiveScan>;
 
 // The form in which a weight is uploaded.
 enum class WeightUse { None, Tiles, Floats };

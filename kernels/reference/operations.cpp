@@ -74,11 +74,12 @@ double temperature(const Attention::Temperature &t, int32_t position) {
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks,
                     std::span<const double> sink_q, std::span<const double> slopes,
-                    std::span<const double> chosen, int64_t end) {
+                    std::span<const double> chosen, int64_t end, Row *sums) {
     const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
     const size_t kv_heads = static_cast<size_t>(step.kv_heads);
     const size_t lists = static_cast<size_t>(step.chosen_lists);
     const auto visible = [&](size_t kv_head, int64_t key) {
+        if ((key + 1) % step.stride != 0) return false;
         if (!chosen.empty()) {
             const auto list =
                 chosen.subspan(lists == 1 ? 0 : kv_head * (chosen.size() / lists), chosen.size() / lists);
@@ -110,6 +111,11 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
                                          dot((key < step.sink_cells ? sink_q : q).subspan(head * dk, dk),
                                              row(k, key, dk)),
                                      static_cast<double>(step.softcap)));
+        if (scores.empty() && sinks.empty()) {
+            out.resize(out.size() + dv);
+            if (sums != nullptr) sums->insert(sums->end(), {-1e30, 0});
+            continue;
+        }
         double largest = sinks.empty() ? scores[0].second : sinks[head];
         for (const auto &[key, score] : scores) largest = std::max(largest, score);
         double sum = sinks.empty() ? 0 : std::exp(sinks[head] - largest);
@@ -121,6 +127,24 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
             sum += p;
         }
         for (const double x : mixed) out.push_back(x / sum);
+        if (sums != nullptr) sums->insert(sums->end(), {largest, sum});
+    }
+    return out;
+}
+
+Row join_attention(const JoinAttention &step, std::span<const std::span<const double>> ins,
+                   std::span<const std::span<const double>> sums) {
+    Row out(ins[0].size());
+    const size_t heads = static_cast<size_t>(step.heads), size = out.size() / heads;
+    for (size_t h = 0; h < heads; ++h) {
+        double largest = sums[0][2 * h], total = 0;
+        for (const auto &of_part : sums) largest = std::max(largest, of_part[2 * h]);
+        for (size_t i = 0; i < ins.size(); ++i) {
+            const double w = sums[i][2 * h + 1] * std::exp(sums[i][2 * h] - largest);
+            for (size_t d = 0; d < size; ++d) out[h * size + d] += w * ins[i][h * size + d];
+            total += w;
+        }
+        for (size_t d = 0; d < size; ++d) out[h * size + d] /= total;
     }
     return out;
 }
@@ -198,6 +222,44 @@ Row rotate(const Rotate &step, std::span<const double> in, std::span<const doubl
     return out;
 }
 
+StreamCoefficients stream_weights(const StreamWeights &step, size_t n, std::span<const double> in,
+                                  std::span<const double> scales, std::span<const double> bias) {
+    const auto x = [&](size_t group, size_t i) { return scales[group] * in[i] + bias[i]; };
+    const auto sigmoid = [](double value) { return 1 / (1 + std::exp(-value)); };
+    StreamCoefficients out;
+    for (size_t i = 0; i < n; ++i) out.read.push_back(sigmoid(x(0, i)) + double{step.eps});
+    if (step.mix == kNoSlot) return out;
+    std::vector<Row> c;
+    for (size_t i = 0; i < n; ++i) {
+        Row row;
+        double sum = 0;
+        for (size_t j = 0; j < n; ++j) row.push_back(std::exp(x(2, 2 * n + i * n + j)));
+        for (const double value : row) sum += value;
+        for (double &value : row) value = value / sum + double{step.eps};
+        c.push_back(row);
+    }
+    const auto divide_columns = [&] {
+        for (size_t j = 0; j < n; ++j) {
+            double sum = double{step.eps};
+            for (const Row &row : c) sum += row[j];
+            for (Row &row : c) row[j] /= sum;
+        }
+    };
+    divide_columns();
+    for (int32_t k = 1; k < step.iterations; ++k) {
+        for (Row &row : c) {
+            const double sum = std::accumulate(row.begin(), row.end(), double{step.eps});
+            for (double &value : row) value /= sum;
+        }
+        divide_columns();
+    }
+    for (size_t j = 0; j < n; ++j) {
+        for (size_t i = 0; i < n; ++i) out.mix.push_back(c[i][j]);
+        out.mix.push_back(2 * sigmoid(x(1, n + j)));
+    }
+    return out;
+}
+
 namespace {
 
 double activation(Activation::Kind act, double x, const Activation::Parameters &parameters) {
@@ -267,6 +329,31 @@ Row short_conv(const ShortConv &step, std::span<const double> x, std::span<const
         if (step.silu) out[c] = activation(Activation::Kind::Silu, out[c], {});
     }
     state.assign(window.begin() + static_cast<std::ptrdiff_t>(n), window.end());
+    return out;
+}
+
+Row soft_pool(const SoftPool &step, size_t width, std::span<const double> value,
+              std::span<const double> score, std::span<const double> bias, Row &state) {
+    const size_t all = value.size(), block = static_cast<size_t>(step.block);
+    state.insert(state.end(), value.begin(), value.end());
+    state.insert(state.end(), score.begin(), score.end());
+    const size_t tokens = state.size() / (2 * all);
+    Row out(width);
+    if (tokens % block != 0) return out;
+    for (size_t c = 0; c < width; ++c) {
+        double sum = 0;
+        const auto add = [&](size_t token, size_t channel) {
+            const double *row = state.data() + token * 2 * all;
+            const double p = std::exp(row[all + channel] + bias[token % block * all + channel]);
+            out[c] += p * row[channel];
+            sum += p;
+        };
+        for (size_t token = tokens - block; token < tokens; ++token)
+            add(token, step.overlaps ? width + c : c);
+        for (size_t token = tokens - block; step.overlaps && tokens > block && token > tokens - 2 * block;)
+            add(--token, c);
+        out[c] /= sum;
+    }
     return out;
 }
 
@@ -389,16 +476,20 @@ double mixer_weight(std::span<const double> l, size_t own) {
 }  // namespace
 
 std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
-                                             std::span<const double> selection_bias, const Routing &routing) {
+                                             std::span<const double> selection_bias, const Routing &routing,
+                                             std::span<const double> given) {
     using Score = Routing::Score;
     Row p(logits.begin(), logits.end());
     if (routing.score == Score::Softmax) p = softmax(logits);
     if (routing.score == Score::Sigmoid)
         for (double &value : p) value = 1 / (1 + std::exp(-value));
+    if (routing.score == Score::SqrtSoftplus)
+        for (double &value : p) value = std::sqrt(value > 30 ? value : std::log1p(std::exp(value)));
     Row s = selection_bias.empty() && routing.groups == 1 ? Row(logits.begin(), logits.end()) : p;
     for (size_t i = 0; i < selection_bias.size(); ++i) s[i] += selection_bias[i];
     if (routing.groups > 1) drop_groups(s, routing);
-    std::vector<size_t> chosen = largest(s, static_cast<size_t>(routing.used));
+    std::vector<size_t> chosen = given.empty() ? largest(s, static_cast<size_t>(routing.used))
+                                               : std::vector<size_t>(given.begin(), given.end());
     std::sort(chosen.begin(), chosen.end());
     Row w;
     for (const size_t expert : chosen)

@@ -32,11 +32,15 @@ void rope(std::span<double> head, const RopeTable &table, int32_t position);
 // [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the
 // first dimensions of k), sinks and slopes [heads] or empty, sink_q: q for the sink cells, if there are any;
 // chosen: the row that an Indexer wrote, if there is one. The token sees keys before `end`, and up to its own
-// in any case. Returns [heads][head_dim_v].
+// in any case. Returns [heads][head_dim_v]. sums: receives Attention::sums.
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks = {},
                     std::span<const double> sink_q = {}, std::span<const double> slopes = {},
-                    std::span<const double> chosen = {}, int64_t end = 0);
+                    std::span<const double> chosen = {}, int64_t end = 0, Row *sums = nullptr);
+
+// JoinAttention of one token: ins[i] and sums[i] are those of part i.
+Row join_attention(const JoinAttention &step, std::span<const std::span<const double>> ins,
+                   std::span<const std::span<const double>> sums);
 
 // Multiplies each head of `size` dimensions, in place, by the Hadamard matrix of rotates_keys() (backend.h).
 void hadamard(std::span<double> heads, size_t size);
@@ -52,6 +56,13 @@ int64_t hashed_row(const HashedEmbed::Hash &hash, std::span<const double> tokens
 // Rotate of one row. signs: [width], or empty.
 Row rotate(const Rotate &step, std::span<const double> in, std::span<const double> signs);
 
+// StreamWeights of one token.
+struct StreamCoefficients {
+    Row read, mix;
+};
+StreamCoefficients stream_weights(const StreamWeights &step, size_t streams, std::span<const double> in,
+                                  std::span<const double> scales, std::span<const double> bias);
+
 // 1 + beta * ln(1 + floor((position + offset) / length))
 double temperature(const Attention::Temperature &temperature, int32_t position);
 
@@ -66,6 +77,9 @@ Row gate(Activation::Kind act, std::span<const double> gate, std::span<const dou
 // sequence. x: the token's input; weights are shaped as the step defines.
 Row short_conv(const ShortConv &step, std::span<const double> x, std::span<const double> weight,
                std::span<const double> bias, Row &state);
+// `state`: value and score of every earlier token of the sequence.
+Row soft_pool(const SoftPool &step, size_t width, std::span<const double> value,
+              std::span<const double> score, std::span<const double> bias, Row &state);
 struct ScanGates {
     Row step, decay;
 };
@@ -84,9 +98,11 @@ Row selective_scan(std::span<const double> x, std::span<const double> dt, std::s
 // W x (+ bias, if not empty); W: [rows][x.size()].
 Row linear(std::span<const double> weight, std::span<const double> x, std::span<const double> bias = {});
 
-// The chosen experts in ascending order, each with its weight. selection_bias: [experts] or empty.
+// The chosen experts in ascending order, each with its weight. selection_bias: [experts] or empty. given: the experts of
+// Experts::chosen, or empty.
 std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
-                                             std::span<const double> selection_bias, const Routing &routing);
+                                             std::span<const double> selection_bias, const Routing &routing,
+                                             std::span<const double> given = {});
 
 double log_sum_exp(std::span<const double> x);
 

@@ -265,6 +265,14 @@ class ReferenceBackend final : public Backend {
                 }
         }
     }
+    void run(const StreamWeights &s) {
+        const Row scales = vector_of(s.scales), bias = vector_of(s.bias);
+        for (size_t t = 0; t < tokens(); ++t) {
+            const StreamCoefficients out = stream_weights(s, width(s.read), row(s.in, t), scales, bias);
+            std::ranges::copy(out.read, row(s.read, t).begin());
+            if (s.mix != kNoSlot) std::ranges::copy(out.mix, row(s.mix, t).begin());
+        }
+    }
     void run(const Lerp &s) {
         const Row weight = vector_of(s.weight);
         for (size_t t = 0; t < tokens(); ++t) {
@@ -317,6 +325,13 @@ class ReferenceBackend final : public Backend {
             std::ranges::copy(short_conv(s, row(s.in, t), w, bias, state), row(s.out, t).begin());
         });
     }
+    void run(const SoftPool &s) {
+        const Row bias = vector_of(s.bias);
+        advance(s.state, [&](size_t t, Row &state) {
+            std::ranges::copy(soft_pool(s, width(s.out), row(s.value, t), row(s.score, t), bias, state),
+                              row(s.out, t).begin());
+        });
+    }
     void run(const ScanGate &s) {
         const Row bias = vector_of(s.bias), rate = vector_of(s.rate);
         for (size_t t = 0; t < tokens(); ++t) {
@@ -361,6 +376,27 @@ class ReferenceBackend final : public Backend {
     }
 
     // --- attention
+
+    void run(const Rope &s) {
+        RopeTable table = program_.ropes[static_cast<size_t>(s.rope)];
+        if (s.back)
+            for (double &frequency : table.inv_freq) frequency = -frequency;
+        const auto dim = static_cast<size_t>(s.head_dim);
+        for (size_t t = 0; t < tokens(); ++t) {
+            const int32_t end = batch_->positions[t] + 1;
+            if (end % s.block != 0) continue;
+            for (size_t at = 0; at < width(s.slot); at += dim)
+                rope(row(s.slot, t).subspan(at, dim), table, end - s.block);
+        }
+    }
+    void run(const JoinAttention &s) {
+        for (size_t t = 0; t < tokens(); ++t) {
+            std::vector<std::span<const double>> ins, sums;
+            for (const JoinAttention::Part &part : s.parts)
+                ins.push_back(row(part.in, t)), sums.push_back(row(part.sums, t));
+            std::ranges::copy(join_attention(s, ins, sums), row(s.out, t).begin());
+        }
+    }
 
     // Norm and RoPE (steps 1 and 2 of Attention, attention_steps.h) of every head of a row at a position.
     Row turned(std::span<const double> heads, const Attention &s, const Row &norm_weight,
@@ -466,9 +502,11 @@ class ReferenceBackend final : public Backend {
                 };
                 const Row to_sinks =
                     s.sink_cells > 0 ? query(std::min(position, s.window + s.sink_cells - 1)) : Row{};
+                Row sums;
                 const Row out =
                     attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks, slopes,
-                                    row_or_none(s.chosen, t), sequence.both_ways ? end : 0);
+                                    row_or_none(s.chosen, t), sequence.both_ways ? end : 0, &sums);
+                if (s.sums != kNoSlot) std::ranges::copy(sums, row(s.sums, t).begin());
                 std::ranges::copy(out, row(s.out, t).begin());
             }
         }
@@ -482,7 +520,7 @@ class ReferenceBackend final : public Backend {
         std::vector<std::vector<Pair>> tokens_of(experts);
         for (size_t t = 0; t < tokens(); ++t) {
             size_t index = 0;
-            for (const auto &[expert, w] : route(row(s.logits, t), bias, s.routing))
+            for (const auto &[expert, w] : route(row(s.logits, t), bias, s.routing, row_or_none(s.chosen, t)))
                 tokens_of[expert].push_back({t, index++, w * (scales.empty() ? 1 : scales[expert])});
         }
         Row out = s.add == kNoSlot ? Row(all(s.out).size()) : all(s.add);

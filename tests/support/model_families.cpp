@@ -87,6 +87,17 @@ void add_experts(std::vector<FamilyFiles> &list) {
     add(deepseek, {.shared = Shared::Plain, .selection_bias = true});
     deepseek.name = "deepseek2-joint", deepseek.latent->joint = true;
     add(deepseek, {.shared = Shared::Plain, .selection_bias = true});
+    add({.name = "deepseek4",
+         .arch = "deepseek4",
+         .rope_divisor = 2,
+         .sinks = true,
+         .deepseek4 = DeepSeek4Files{},
+         .keys = {{"attention.sliding_window", kWindow},
+                  {"expert_gating_func", uint32_t{4}},
+                  {"expert_weights_scale", 1.5f},
+                  {"expert_weights_norm", true}},
+         .keys_by_layer = {{"deepseek4.swiglu_clamp_exp", 1.5f}, {"deepseek4.swiglu_clamp_shexp", 1.0f}}},
+        {.shared = Shared::Plain, .selection_bias = true, .shared_count = true});
     add({.name = "llama4", .arch = "llama4", .keys = {{"interleave_moe_layer_step", uint32_t{2}}}},
         {.shared = Shared::Plain});
     add(gemma4("gemma4-26b", {.keys_are_values = true}), {});

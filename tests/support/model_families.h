@@ -79,6 +79,15 @@ struct Qwen4Files {
     static constexpr int64_t kBlock = 4;  // keys of an index block
 };
 
+// deepseek4: hyper-connections with Sinkhorn's mixes, keys that stand for blocks of tokens, and experts chosen by token ids in
+// the first layer. llama.cpp has no other numbers of streams or ratios.
+struct DeepSeek4Files {
+    static constexpr int64_t kStreams = 4, kIterations = 20;
+    static constexpr int64_t kGroups = 2, kRank = 48;  // of the output matrix
+    static constexpr int64_t kHashLayers = 1;
+    static constexpr int64_t ratio(int64_t layer) { return layer % 3 == 0 ? 0 : layer % 3 == 1 ? 4 : 128; }
+};
+
 // The sizes of one layer, for families whose layers differ.
 struct LayerSizes {
     int64_t heads, kv_heads, ff;
@@ -125,6 +134,7 @@ struct FamilyFiles {
     std::optional<Gemma4Files> gemma4 = {};
     std::optional<Gemma3nFiles> gemma3n = {};
     std::optional<Qwen4Files> qwen4 = {};
+    std::optional<DeepSeek4Files> deepseek4 = {};
     std::optional<RecurrentFiles> recurrent = {};
     // Size of the layers' additions to the residual stream. Large for families that multiply embeddings, so
     // that the layers determine the logits, not the token itself.

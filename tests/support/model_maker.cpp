@@ -161,6 +161,7 @@ class Planner {
         layer_ = -1;
         if (family_.gemma3n) streams("altup_unembd_proj");
         if (family_.qwen4) plan_mixer("output_hc", false);
+        if (family_.deepseek4) plan_streams("output_hc", DeepSeek4Files::kStreams, 1);
         if (family_.norms_have_weights && !family_.qwen4)
             norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
@@ -189,6 +190,8 @@ class Planner {
         if (family_.recurrent) return plan_recurrent_layer();
         if (family_.latent)
             plan_latent_attention();
+        else if (family_.deepseek4)
+            plan_deepseek4();
         else if (family_.gemma4)
             plan_shared_keys(*family_.gemma4,
                              family_.gemma4->full(layer_) ? 2 * shape_.head_dim : shape_.head_dim,
@@ -285,6 +288,57 @@ class Planner {
         matrix(name + "_down", Role::Norm, all, Qwen4Files::kRank, 4);
         matrix(name + "_up", Role::Norm, Qwen4Files::kRank, all, 2);
         if (injects) matrix(name + "_inject", Role::Norm, all, Qwen4Files::kStreams, 4);
+    }
+
+    // The weights of residual streams.
+    void plan_streams(const std::string &name, int64_t outputs, int64_t kinds) {
+        matrix(name + "_fn", Role::Norm, DeepSeek4Files::kStreams * shape_.width, outputs, 1);
+        vector(name + "_scale.weight", kinds, 1);
+        tensors_.push_back({prefix() + name + "_base.weight", {outputs}, Type::F32, 0, 0.5f, {}});
+    }
+
+    // Keys that stand for blocks of tokens.
+    void plan_compressor(const std::string &name, int64_t size, int64_t ratio) {
+        const int64_t rows = ratio == 4 ? 2 * size : size;
+        matrix(name + "kv", Role::Plain, shape_.width, rows, 1);
+        matrix(name + "gate", Role::Plain, shape_.width, rows, 1);
+        tensors_.push_back({prefix() + name + "ape.weight", {rows, ratio}, Type::F32, 0, 0.7f, {}});
+        vector(name + "norm.weight", size, 1);
+    }
+
+    void plan_deepseek4() {
+        const int64_t width = shape_.width, head = shape_.head_dim, q = shape_.heads * head,
+                      rank = shape_.latent_q_rank, groups = DeepSeek4Files::kGroups,
+                      n = DeepSeek4Files::kStreams, ratio = DeepSeek4Files::ratio(layer_);
+        for (const char *half : {"hc_attn", "hc_ffn"}) plan_streams(half, n * (n + 2), 3);
+        matrix("attn_q_a", Role::Plain, width, rank, 1);
+        vector("attn_q_a_norm.weight", rank, 1);
+        matrix("attn_q_b", Role::Plain, rank, q, 1);
+        matrix("attn_kv", Role::Plain, width, head, 1);
+        vector("attn_kv_a_norm.weight", head, 1.2f);
+        matrix("attn_output_a", Role::AttentionOutput, q / groups, groups * DeepSeek4Files::kRank, 2);
+        matrix("attn_output_b", Role::AttentionOutput, groups * DeepSeek4Files::kRank, width, 2 * residual());
+        if (layer_ < DeepSeek4Files::kHashLayers) plan_expert_table();
+        if (ratio == 0) return;
+        plan_compressor("attn_compressor_", head, ratio);
+        if (ratio != 4) return;
+        matrix("indexer.proj", Role::Plain, width, shape_.indexer_heads, 1);
+        matrix("indexer.attn_q_b", Role::Plain, rank, shape_.indexer_heads * kIndexerHead, 1);
+        plan_compressor("indexer_compressor_", kIndexerHead, ratio);
+    }
+
+    // Different experts for a token's id, not in ascending order.
+    void plan_expert_table() {
+        const int64_t used = shape_.experts.used, count = shape_.experts.count;
+        std::vector<float> numbers;
+        for (int64_t token = 0; token < shape_.vocab; ++token)
+            for (int64_t i = used; i-- > 0;) numbers.push_back(static_cast<float>((token * 5 + i) % count));
+        tensors_.push_back({prefix() + "ffn_gate_tid2eid.weight",
+                            {used, shape_.vocab},
+                            Type::I32,
+                            0,
+                            0,
+                            std::move(numbers)});
     }
 
     void plan_gram_table() {
@@ -405,7 +459,9 @@ class Planner {
         };
         router("ffn_gate_inp", {width, e.count});
         if (files.biases) vector("ffn_gate_inp.bias", e.count, 0);
-        if (files.selection_bias) vector(files.bare_name ? "exp_probs_b" : "exp_probs_b.bias", e.count, 0);
+        const bool by_token = family_.deepseek4 && layer_ < DeepSeek4Files::kHashLayers;
+        if (files.selection_bias && !by_token)
+            vector(files.bare_name ? "exp_probs_b" : "exp_probs_b.bias", e.count, 0);
         if (files.dense_too) norm("ffn_norm_exps");
         if (e.merged) {
             stack("ffn_gate_up_exps", Role::Plain, width, 2 * e.ff, 1);
@@ -533,7 +589,8 @@ class Planner {
 // Fills row `row` of the tensor.
 void draw(const Plan &plan, uint64_t seed, int64_t row, std::span<float> out) {
     if (!plan.values.empty()) {
-        std::copy(plan.values.begin(), plan.values.end(), out.begin());
+        const size_t at = static_cast<size_t>(row) * out.size() % plan.values.size();
+        std::copy_n(plan.values.begin() + static_cast<std::ptrdiff_t>(at), out.size(), out.begin());
         return;
     }
     Random random(splitmix(splitmix(seed) ^ splitmix(hash(plan.name))) + static_cast<uint64_t>(row));
@@ -542,6 +599,12 @@ void draw(const Plan &plan, uint64_t seed, int64_t row, std::span<float> out) {
 
 void encode_row(Type type, std::span<const float> values, std::byte *out, gguf::Effort effort) {
     if (is_codebook_type(type)) return random_codebook_row(type, values, out);
+    if (type == Type::I32) {
+        std::vector<int32_t> numbers(values.begin(), values.end());
+        std::copy_n(reinterpret_cast<const std::byte *>(numbers.data()), numbers.size() * sizeof(int32_t),
+                    out);
+        return;
+    }
     gguf::quantize_row(type, values.data(), out, static_cast<int64_t>(values.size()), effort);
 }
 
@@ -553,6 +616,11 @@ void split(int64_t count, int threads, const std::function<void(int64_t, int64_t
     body(count * (threads - 1) / threads, count);
 }
 
+// Numbers of experts have no other type.
+Type stored_type(const Plan &plan, const ModelShape &shape) {
+    return shape.dequantized && plan.type != Type::I32 ? Type::F32 : plan.type;
+}
+
 void write_tensor(const Plan &plan, const ModelShape &shape, gguf::Writer &writer) {
     constexpr int64_t kChunk = 1 << 21;  // weights at a time
     const int64_t cols = plan.shape[0];
@@ -560,12 +628,13 @@ void write_tensor(const Plan &plan, const ModelShape &shape, gguf::Writer &write
     for (size_t i = 1; i < plan.shape.size(); ++i) rows *= plan.shape[i];
     const size_t row_bytes = gguf::row_bytes(plan.type, cols),
                  float_bytes = static_cast<size_t>(cols) * sizeof(float);
-    const size_t stored = shape.dequantized ? float_bytes : row_bytes;
+    const bool dequantized = stored_type(plan, shape) != plan.type;
+    const size_t stored = dequantized ? float_bytes : row_bytes;
     const int64_t most = std::min(rows, std::max<int64_t>(1, kChunk / cols));
     std::vector<std::byte> buffer(static_cast<size_t>(most) * stored);
     const auto make_row = [&](int64_t row, std::span<float> values, std::byte *out) {
         draw(plan, shape.seed, row, values);
-        if (!shape.dequantized) return encode_row(plan.type, values, out, shape.effort);
+        if (!dequantized) return encode_row(plan.type, values, out, shape.effort);
         std::vector<std::byte> blocks(row_bytes);
         encode_row(plan.type, values, blocks.data(), shape.effort);
         gguf::dequantize_row(plan.type, blocks.data(), values.data(), cols);
@@ -605,8 +674,7 @@ void make_model(const ModelShape &wanted, const std::filesystem::path &out,
     gguf::Writer writer;
     add_metadata(shape, writer);
     vocabulary.add_to(writer);
-    for (const Plan &plan : plans)
-        writer.add_tensor(plan.name, shape.dequantized ? Type::F32 : plan.type, plan.shape);
+    for (const Plan &plan : plans) writer.add_tensor(plan.name, stored_type(plan, shape), plan.shape);
     writer.start(out, options);
     for (const Plan &plan : plans) write_tensor(plan, shape, writer);
     writer.finish();

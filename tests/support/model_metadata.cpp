@@ -135,6 +135,28 @@ void add_qwen4_metadata(const ModelShape &shape, const RecurrentFiles &layers, c
     writer.add(arch + ".ple.head_vocab_sizes", sizes);
 }
 
+void add_deepseek4_metadata(const ModelShape &shape, const std::string &arch, const AddSize &add,
+                            gguf::Writer &writer) {
+    add("attention.head_count_kv", 1);
+    add("attention.key_length", shape.head_dim);
+    add("attention.value_length", shape.head_dim);
+    add("attention.q_lora_rank", shape.latent_q_rank);
+    add("attention.output_group_count", DeepSeek4Files::kGroups);
+    add("attention.output_lora_rank", DeepSeek4Files::kRank);
+    writer.add(arch + ".attention.compress_rope_freq_base", static_cast<float>(16 * shape.rope_freq_base));
+    gguf::Array ratios(gguf::ValueType::U32);
+    for (int64_t layer = 0; layer < shape.layers + (shape.draft_block ? 1 : 0); ++layer)
+        ratios.push(static_cast<uint32_t>(DeepSeek4Files::ratio(layer)));
+    writer.add(arch + ".attention.compress_ratios", ratios);
+    add("attention.indexer.head_count", shape.indexer_heads);
+    add("attention.indexer.key_length", kIndexerHead);
+    add("attention.indexer.top_k", shape.indexer_top_k / DeepSeek4Files::ratio(1));
+    add("hyper_connection.count", DeepSeek4Files::kStreams);
+    add("hyper_connection.sinkhorn_iterations", DeepSeek4Files::kIterations);
+    writer.add(arch + ".hyper_connection.epsilon", 1e-6f);
+    add("hash_layer_count", DeepSeek4Files::kHashLayers);
+}
+
 void add_value(gguf::Writer &writer, const std::string &key,
                const decltype(FamilyFiles::Key::second) &value) {
     if (const auto *numbers = std::get_if<std::vector<int32_t>>(&value)) {
@@ -160,7 +182,7 @@ void add_arrays(const ModelShape &shape, const FamilyFiles &family, gguf::Writer
     pattern("attention.rope_pattern", family.rope_period, true);
     for (const auto &[name, value] : family.keys_by_layer) {
         gguf::Array reals(gguf::ValueType::F32);
-        for (int64_t i = 0; i < shape.layers; ++i) reals.push(value);
+        for (int64_t i = 0; i < shape.layers + (shape.draft_block ? 1 : 0); ++i) reals.push(value);
         writer.add(name, reals);
     }
     if (shape.indexer_period > 1) {
@@ -208,6 +230,8 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         add_recurrent_metadata(shape, *family.recurrent, family.arch, family.latent.has_value(), writer);
     if (family.latent) {
         add_latent_metadata(shape, *family.latent, recurrent, add_size);
+    } else if (family.deepseek4) {
+        add_deepseek4_metadata(shape, family.arch, add_size, writer);
     } else if (recurrent) {
         // Above.
     } else if (family.gemma4) {

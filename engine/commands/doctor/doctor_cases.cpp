@@ -35,11 +35,15 @@ enum Kind : int64_t {
     kCopy,
     kRotate,
     kMix,
+    kStreams,
     kLerp,
+    kRope,
+    kJoin,
     kAttend,
     kGate,
     kExperts,
     kConv,
+    kPool,
     kScanGate,
     kScan,
     kSelective,
@@ -256,6 +260,42 @@ class Cases {
             kExact);
     }
 
+    void add(const StreamWeights &step) {
+        const Slot out = step.mix == kNoSlot ? step.read : step.mix;
+        if (seen({kStreams, width(step.in), width(out), step.iterations, bits(step.eps)})) return;
+        push_exact(
+            "weights of " + std::to_string(width(step.read)) + " streams" +
+                (out == step.read ? "" : ", mixed"),
+            weight(step.bias).name,
+            [this, step, out] { return small().input(step.in).step(step).look_at(out); }, kExact);
+    }
+
+    // Blocks longer than a part of the tokens would leave all rows as they are.
+    void add(Rope step) {
+        step.block = std::min(step.block, kTokens / 4);
+        if (seen({kRope, width(step.slot), step.head_dim, step.rope, step.back, step.block})) return;
+        push_exact(
+            "rope of " + std::to_string(width(step.slot) / step.head_dim) + " x " +
+                std::to_string(step.head_dim) + (step.back ? ", back" : "") +
+                (step.block > 1 ? ", of blocks" : ""),
+            "", [this, step] { return small().input(step.slot).step(step).look_at(step.slot); }, kExact);
+    }
+
+    void add(const JoinAttention &step) {
+        const auto parts = static_cast<int64_t>(step.parts.size());
+        if (seen({kJoin, parts, width(step.out), step.heads})) return;
+        push_exact(
+            "attention to " + std::to_string(parts) + " kinds of keys, joined", "",
+            [this, step] {
+                SmallProgram all = small();
+                for (const auto &[in, sums] : step.parts)  // sums are positive
+                    all.input(in).input(sums).step(
+                        Activation{sums, kNoSlot, sums, Activation::Kind::Sigmoid});
+                return all.step(step).look_at(step.out);
+            },
+            kExact);
+    }
+
     void add(const Lerp &step) {
         const auto outputs = static_cast<int64_t>(step.out.size());
         if (seen({kLerp, width(step.in()), outputs, step.from == kNoSlot, step.to == kNoSlot,
@@ -301,6 +341,8 @@ class Cases {
                   step.chosen != kNoSlot,
                   step.chosen_lists,
                   step.chosen_block,
+                  step.stride,
+                  step.sums != kNoSlot,
                   bits(t.beta),
                   t.length,
                   t.offset}))
@@ -313,6 +355,7 @@ class Cases {
             first.cache = 0;
             first.window = window;
             first.sink_cells = std::min(step.sink_cells, attention_tokens_ / 8);
+            first.stride = std::min(step.stride, attention_tokens_ / 8);
             SmallProgram alone = small(attention_tokens_);
             CacheLayer only = program_.cache_layers[static_cast<size_t>(step.cache)];
             only.group = 0;
@@ -331,6 +374,7 @@ class Cases {
         indexer.block = attention.chosen_block = std::min(indexer.block, attention_tokens_ / 8);
         indexer.top_k = attention_tokens_ / 2 / indexer.block;
         indexer.local = std::min(indexer.local, indexer.top_k);
+        if (attention.stride > 1) attention.stride = indexer.block;
         SmallProgram both = small(attention_tokens_);
         both.program().slots[static_cast<size_t>(indexer.chosen)].width =
             int64_t{indexer.lists()} * indexer.top_k;
@@ -355,6 +399,7 @@ class Cases {
             if (window != step.window) name += " (here " + std::to_string(window) + ")";
         }
         if (step.chosen != kNoSlot) name += ", with an indexer";
+        if (step.stride > 1) name += ", one of " + std::to_string(step.stride) + " keys";
         if (step.sink_cells > 0) name += ", with sink cells";
         if (step.softcap > 0) name += ", soft-cap";
         if (step.sinks != kNoWeight) name += ", sinks";
@@ -399,6 +444,7 @@ class Cases {
                   type(step.gate_scales),
                   type(step.up_scales),
                   static_cast<int64_t>(step.act),
+                  step.chosen != kNoSlot,
                   step.weights_on_input,
                   step.add != kNoSlot,
                   static_cast<int64_t>(r.score),
@@ -448,9 +494,25 @@ class Cases {
             w.cols = count;
             *id = put(w);
         }
+        if (step.chosen != kNoSlot) {
+            const int64_t used = step.routing.used;
+            std::vector<float> numbers;
+            for (int64_t i = 0; i < kTokens * used; ++i) numbers.push_back(static_cast<float>(i % used));
+            part.step(Embed{add_floats(program, "numbers of experts", kTokens, used, std::move(numbers)),
+                            step.chosen});
+        }
         return part.input(step.in).input(step.logits).input(step.add).step(step).look_at(step.out);
     }
 
+    // Blocks longer than a part of the tokens would not end.
+    void add(SoftPool step) {
+        step.block = std::min(step.block, kTokens / 4);
+        if (seen({kPool, width(step.score), width(step.out), step.block})) return;
+        push_exact(
+            "pooled blocks, " + std::to_string(width(step.out)) + " channels", weight(step.bias).name,
+            [this, step] { return small().input(step.value).input(step.score).step(step).look_at(step.out); },
+            kExact);
+    }
     void add(const ShortConv &step) {
         const Weight &w = weight(step.weight);
         if (seen({kConv, w.rows, w.cols, type(step.bias), step.silu})) return;

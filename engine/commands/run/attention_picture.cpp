@@ -154,7 +154,7 @@ int32_t attention_layer(const RunOptions &options, const kernels::Program &progr
         std::string list;
         for (const auto &one : layers) list += (list.empty() ? "" : ", ") + std::to_string(one.layer);
         throw UsageError("--layer: layer " + std::to_string(layer) +
-                         " has no attention; layers with it: " + list);
+                         " has no attention that can be shown; layers with it: " + list);
     }
     if (options.head && *options.head >= found->heads)
         throw UsageError("--head: layer " + std::to_string(layer) + " has heads 0 to " +

@@ -126,6 +126,13 @@ struct AttentionParams {
     int64_t chosen_stride = 0;
     int32_t chosen_count = 0, chosen_block = 1, chosen_list = 0, tokens = 0;
     bool chosen_pooled = false;
+    // attention_chosen_kernel(): with a stride (Attention::stride), a token attends to the last cells of the whole blocks of
+    // `stride` cells up to its own: of the first min(chosen_count, (own + 1) / stride) of its list, or without `chosen` of
+    // all, of which there are at most chosen_count. chosen_block is then 1.
+    int32_t stride = 1;
+    // Wide heads: Attention::sums, [token][sums_stride]: [heads][2], or null.
+    float *sums = nullptr;
+    int64_t sums_stride = 0;
 };
 
 // Whether a launch of `tokens` tokens may set AttentionParams::prepare: the heads of a K/V head are whole
@@ -225,6 +232,7 @@ constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, in
 // Chosen cells, heads of any size (latent or not, also narrow ones): as attention_wide_kernel(). A row attends to its
 // token's chosen cells alone: steps 2 to 5 with the i-th of them in place of cell i. There is no window, and there are no
 // slopes. (DeepSeek-V3.2, 2025; blocks, and a choice of each K/V head: MiniMax-M3, 2026.)
+// Also layers with a stride, with or without chosen cells (DeepSeek-V4, 2026).
 Kernel<AttentionParams> attention_chosen_kernel();
 size_t attention_chosen_shared();
 
@@ -250,5 +258,16 @@ struct RotateHeadsParams {
     int32_t tokens, heads, dim;
 };
 Kernel<RotateHeadsParams> rotate_heads_kernel();  // any grid; shared memory: kAppendShared
+
+// Rope of attention_steps.h: one warp per head, on any grid.
+struct RopeHeadsParams {
+    float *x;  // [token][stride]: [heads][dim]
+    int64_t stride;
+    const int32_t *positions;  // [token]
+    RopeParams rope;
+    int32_t tokens, heads, dim, block;
+    bool back;
+};
+Kernel<RopeHeadsParams> rope_heads_kernel();
 
 }  // namespace runnel::kernels::cuda

@@ -1,5 +1,5 @@
 // Writes k and v of the batch's tokens into the K/V cache, before prefill attention or for cells that
-// sequences share: norm, RoPE, rotation, rounding (attention.h). Also rotates attention outputs back.
+// sequences share: norm, RoPE, rotation, rounding (attention.h). Also rotates attention outputs back, and heads outside attention.
 //
 // One warp per head, on a persistent grid. Bytes per (token, K/V head) of the append: 4 (dim_k + dim_v) read
 // (latent layers: 4 dim_k), and the cache's size written. Bytes per (token, head) of the rotation: 8 dim.
@@ -87,7 +87,30 @@ struct RotateHeads {
     }
 };
 
+struct RopeHeads {
+    using Params = RopeHeadsParams;
+    static constexpr const char *kName = "rope heads";
+    static constexpr int kThreads = 32 * kWarps, kBlocks = 8;
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        grid_dep_trigger();
+        const int all = p.tokens * p.heads;
+        for (int i = block_index() * kWarps + warp_index(); i < all; i += block_count() * kWarps) {
+            const int token = i / p.heads, end = p.positions[token] + 1;
+            if (end % p.block != 0) continue;
+            const int position = end - p.block;
+            turn_head({nullptr, p.dim, 0, false, p.rope, p.back ? -position : position, 1.0f, false},
+                      p.x + token * p.stride + int64_t{i % p.heads} * p.dim);
+        }
+    }
+};
+
 }  // namespace
+
+Kernel<RopeHeadsParams> rope_heads_kernel() {
+    return kernel_of<RopeHeads>();
+}
 
 Kernel<AttentionParams> attention_append_kernel() {
     return kernel_of<AttentionAppend>();

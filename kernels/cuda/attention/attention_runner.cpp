@@ -58,7 +58,7 @@ void AttentionRunner::prepare(const Program &program, const Attention &step, con
     cuda::prepare(attention_append_kernel().handle, kAppendShared);
     if (!step.attends()) return;
     cuda::prepare(rotate_heads_kernel().handle, kAppendShared);
-    if (step.chosen != kNoSlot) {
+    if (step.chosen != kNoSlot || step.stride > 1) {
         cuda::prepare(attention_chosen_kernel().handle, attention_chosen_shared());
         return;
     }
@@ -128,6 +128,13 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
         p.chosen_block = a.chosen_block, p.chosen_list = a.chosen_lists == 1 ? 0 : p.chosen_count;
         p.tokens = operands.tokens;
     }
+    if (a.stride > 1) {
+        // The list of an indexer ends with a block that is not whole, or has one number less (Indexer::pooled).
+        p.stride = a.stride, p.chosen_block = 1, p.tokens = operands.tokens;
+        p.chosen_count = a.chosen != kNoSlot ? p.chosen_count - 1
+                                             : static_cast<int32_t>(p.table_stride * kPageCells / a.stride);
+    }
+    if (a.sums != kNoSlot) p.sums = slot(a.sums), p.sums_stride = stride(a.sums);
     p.late_trigger = !launcher.switches().trigger, p.no_prefetch = !launcher.switches().prefetch;
     return p;
 }
@@ -154,7 +161,7 @@ bool AttentionRunner::enqueue(Launcher &launcher, const Attention &a, const Quan
     if (wide) {
         p.max_rows = kAllRows;
         if (p.k != nullptr) append(launcher, tokens, p);
-        if (a.chosen != kNoSlot)
+        if (a.chosen != kNoSlot || a.stride > 1)
             launcher.run(attention_chosen_kernel(), kMostAttentionBlocks, attention_chosen_shared(), p);
         else
             launcher.run(attention_wide_kernel(), kMostAttentionBlocks, attention_wide_shared(), p);
@@ -165,6 +172,15 @@ bool AttentionRunner::enqueue(Launcher &launcher, const Attention &a, const Quan
         launcher.run(rotate_heads_kernel(), (int64_t{tokens} * a.heads + 3) / 4, kAppendShared,
                      {p.out, p.out_stride, tokens, a.heads, a.head_dim_v});
     return p.prepare.x != nullptr;
+}
+
+void AttentionRunner::enqueue(Launcher &launcher, const Rope &step, const Operands &operands) const {
+    const auto id = static_cast<size_t>(step.slot);
+    const int64_t width = program_->slots[id].width;
+    const auto heads = static_cast<int32_t>(width / step.head_dim);
+    launcher.run(rope_heads_kernel(), (int64_t{operands.tokens} * heads + 3) / 4, 0,
+                 {operands.slots[id], stride_of(width), operands.input.positions(), rope_params(step.rope),
+                  operands.tokens, heads, step.head_dim, step.block, step.back});
 }
 
 // Chooses decode or prefill for each sequence by its number of rows.

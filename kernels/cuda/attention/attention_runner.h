@@ -37,6 +37,7 @@ class AttentionRunner {
         bool shares;                 // some sequence has shared cells
         AttentionLaunches launches;  // launches() of the batch
     };
+    void enqueue(Launcher &launcher, const Rope &step, const Operands &operands) const;
     // quantize: the quantization of the output, or null. Returns false if the caller must launch it separately.
     bool enqueue(Launcher &launcher, const Attention &step, const QuantizeParams *quantize,
                  const Operands &operands) const;

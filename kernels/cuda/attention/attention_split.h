@@ -94,8 +94,8 @@ DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &arrived) {
 }
 
 // Joins the partial results of `splits` items in order: first, first + apart, ... A warp takes every kWarps-th
-// row, and its lanes take the row's columns, at most kColumns.
-template <int kColumns, int kWarps>
+// row, and its lanes take the row's columns, at most kColumns. kSums: writes AttentionParams::sums, unless it is null.
+template <int kColumns, int kWarps, bool kSums = false>
 DEVICE void join_splits(const AttentionParams &p, const RowSpace &space, int first_row, int first, int apart,
                         int splits) {
     const int64_t stride = p.dim_v + 2, to_next = kAttentionRows * stride * apart;
@@ -120,6 +120,7 @@ DEVICE void join_splits(const AttentionParams &p, const RowSpace &space, int fir
                 if (d < p.dim_v) o[j] = fma_rn(o[j], weight.a, part[2 + d] * weight.b);
             }
         }
+        if (kSums && p.sums && lane_index() == 0) store_sums(p, space, row, m, l);
         const float factor = final_factor(p, space.head(row), m, l);
         float *out = output_of(p, space, row);
 #pragma unroll

@@ -295,6 +295,21 @@ DEVICE float final_factor(const AttentionParams &p, int head, float m, float l) 
     return a / fma_rn(l, a, exp2_p(sink - top));
 }
 
+// Writes Attention::sums of a row, if it exists: those of step 4.
+DEVICE void store_sums(const AttentionParams &p, const RowSpace &space, int row, float m, float l) {
+    if (row >= space.rows) return;
+    constexpr float kLn2 = 0.693147180559945f;
+    if (p.sinks) {
+        const float sink = p.sinks[space.head(row)] * kLog2E, top = fmaxf(m, sink);
+        l = fma_rn(l, exp2_p(m - top), exp2_p(sink - top));
+        m = top;
+    }
+    float *to =
+        p.sums + int64_t{space.sequence.first + space.token(row)} * p.sums_stride + 2 * space.head(row);
+    to[0] = m * kLn2;
+    to[1] = l;
+}
+
 DEVICE float *output_of(const AttentionParams &p, const RowSpace &space, int row) {
     const int64_t token = space.sequence.first + space.token(row);
     return p.out + token * p.out_stride + int64_t{space.head(row)} * p.dim_v;

@@ -133,6 +133,7 @@ DEVICE bool find_chosen_item(const AttentionParams &p, int index, Item &item) {
 
 // The number, among a token's chosen cells, of the last.
 DEVICE int last_chosen(const AttentionParams &p, int own) {
+    if (p.stride > 1) return smaller((own + 1) / p.stride, p.chosen_count) - 1;  // -1: none
     if (p.chosen_block == 1) return smaller(own, p.chosen_count - 1);
     const int block = own / p.chosen_block;
     if (p.chosen_pooled && own == (block + 1) * p.chosen_block - 1)
@@ -320,7 +321,9 @@ struct WideBody {
             int place = 0;
             if (cell < block.cells.end) {
                 const int i = p.chosen_block == 1 ? cell : cell / p.chosen_block;
-                const int from = static_cast<int>(chosen[i]) * p.chosen_block + cell - i * p.chosen_block;
+                const int number = p.chosen ? static_cast<int>(chosen[i]) : i;
+                const int from = p.stride > 1 ? (number + 1) * p.stride - 1
+                                              : number * p.chosen_block + cell - i * p.chosen_block;
                 const int page = block.cache.table[from / kPageCells] * p.kv_heads + block.cache.kv_head;
                 place = page * kPageCells + from % kPageCells;
             }
@@ -533,11 +536,16 @@ struct WideBody {
         const int row = first_row(p, shared.block);
         if (item.count == item.splits) {
             store_output(p, space, sums, row, 0, p.dim_v, warp_index(), kWarps);
+            if (p.sums && warp_index() == 0 && (lane_index() & 3) == 0) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    store_sums(p, space, row + (lane_index() >> 2) + 8 * i, sums.m[i], sums.l[i]);
+            }
             return;
         }
         store_partial<kWarps>(p, sums, item.partial + item.first * item.apart);
         if (is_last(p.counters + item.partial, item.splits, shared.arrived))
-            join_splits<kMaxWideV, kWarps>(p, space, row, item.partial, item.apart, item.splits);
+            join_splits<kMaxWideV, kWarps, true>(p, space, row, item.partial, item.apart, item.splits);
     }
 
     static DEVICE void run(const Params &p) {

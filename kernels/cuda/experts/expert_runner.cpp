@@ -20,6 +20,8 @@ RouteScore score_of(Routing::Score score) {
             return RouteScore::SelectedSoftmax;
         case Routing::Score::SparseMixer:
             return RouteScore::SparseMixer;
+        case Routing::Score::SqrtSoftplus:
+            return RouteScore::SqrtSoftplus;
         default:
             return RouteScore::Softmax;
     }
@@ -110,7 +112,8 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
         route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens, kRouteShared,
         {operands.logits.data, operands.logits.stride, weights.floats(r.selection_bias),
          weights.floats(r.expert_scales), operands.tokens, op.experts, r.used, r.groups, r.groups_used,
-         r.group_best, score_of(r.score), r.normalize, r.scale, chosen_.as<int32_t>(), weights_.as<float>()});
+         r.group_best, score_of(r.score), r.normalize, r.scale, chosen_.as<int32_t>(), weights_.as<float>(),
+         operands.chosen.data, operands.chosen.stride});
     launcher.run_exactly(group_rows_kernel(), op.experts, kGroupRowsShared,
                          {chosen_.as<const int32_t>(),
                           op.step.weights_on_input ? weights_.as<const float>() : nullptr,

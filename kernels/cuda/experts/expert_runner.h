@@ -23,9 +23,9 @@ class ExpertRunner {
     static size_t bytes(const Plan &plan, int32_t max_tokens);
 
     // input: the step's input, quantized if the format of its matrices requires it. in, logits, add and out are
-    // the step's slots; add.data may be null.
+    // the step's slots, and so is chosen; add.data and chosen.data may be null.
     struct Operands {
-        SlotMemory in, logits, add, out;
+        SlotMemory in, logits, add, out, chosen;
         Activations input;
         int32_t tokens;
     };

@@ -6,6 +6,7 @@
 #include "kernels/cuda/linear/linear_prefill.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/runtime/math.h"
+#include "kernels/cuda/runtime/softplus.h"
 
 namespace runnel::kernels::cuda {
 
@@ -98,12 +99,23 @@ struct Route {
         const bool by_logit = p.selection_bias == nullptr && p.groups <= 1;
         for (int32_t i = lane; i < p.experts; i += 32) {
             const float l = s[i];
-            const float value = p.score == RouteScore::Softmax   ? probability[i] / sum
-                                : p.score == RouteScore::Sigmoid ? 1.0f / (1.0f + exp_p(-l))
-                                                                 : l;
+            const float value = p.score == RouteScore::Softmax        ? probability[i] / sum
+                                : p.score == RouteScore::Sigmoid      ? 1.0f / (1.0f + exp_p(-l))
+                                : p.score == RouteScore::SqrtSoftplus ? sqrt_rn(softplus_p(l))
+                                                                      : l;
             probability[i] = value;
             s[i] = taking_part(by_logit ? l : p.selection_bias ? value + p.selection_bias[i] : value);
         }
+    }
+
+    // Stores the experts that the step names, and their p as weights.
+    static DEVICE void take_given(const Params &p, const float *given, const float *probability,
+                                  int32_t *chosen, float *weights) {
+        for (int32_t i = lane_index(); i < p.used; i += 32) {
+            const auto expert = static_cast<int32_t>(given[i]);
+            chosen[i] = expert, weights[i] = probability[expert];
+        }
+        warp_sync();
     }
 
     // Excludes the experts of all but the best groups.
@@ -179,8 +191,13 @@ struct Route {
         if (token < p.tokens) {
             score(p, p.logits + token * p.stride, shared.p, shared.s);
             warp_sync();
-            if (p.groups > 1) drop_groups(p, shared.s, shared.totals);
-            choose(p, shared.p, shared.s, p.chosen + int64_t{token} * p.used, shared.weights);
+            int32_t *const own_chosen = p.chosen + int64_t{token} * p.used;
+            if (p.given) {
+                take_given(p, p.given + token * p.given_stride, shared.p, own_chosen, shared.weights);
+            } else {
+                if (p.groups > 1) drop_groups(p, shared.s, shared.totals);
+                choose(p, shared.p, shared.s, own_chosen, shared.weights);
+            }
             const int32_t own = lane_index();
             if (p.score == RouteScore::SparseMixer) {
                 const int32_t *const chosen = p.chosen + int64_t{token} * p.used;

@@ -15,7 +15,8 @@ namespace runnel::kernels::cuda {
 
 inline constexpr int kMaxExperts = 512, kMaxUsedExperts = 32, kMaxExpertGroups = 64;
 
-enum class RouteScore : int32_t { Softmax, Sigmoid, SelectedSoftmax, SparseMixer };  // Routing::Score
+// Routing::Score
+enum class RouteScore : int32_t { Softmax, Sigmoid, SelectedSoftmax, SparseMixer, SqrtSoftplus };
 
 // One warp per token, 8 to a block. For equal logits the choice equals the CPU's: by value, the lower index
 // among equals, NaN and minus infinity last. The order of the sums depends only on the number of experts.
@@ -31,6 +32,9 @@ struct RouteParams {
     float scale;
     int32_t *chosen;  // [pair]: expert
     float *weights;   // [pair]
+    // Experts::chosen, [tokens][given_stride], or null: the kernel chooses.
+    const float *given = nullptr;
+    int64_t given_stride = 0;
 };
 Kernel<RouteParams> route_kernel();
 inline constexpr size_t kRouteShared = 8 * (2 * kMaxExperts + kMaxExpertGroups + kMaxUsedExperts) * 4;

@@ -2,8 +2,11 @@
 // latency, because tokens are computed one after the other.
 #include "kernels/cuda/scan/scan.h"
 
+#include <cmath>
+
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/runtime/math.h"
+#include "kernels/cuda/runtime/softplus.h"
 
 namespace runnel::kernels::cuda {
 
@@ -113,25 +116,71 @@ struct Convolve {
     }
 };
 
+struct PoolBlocks {
+    using Params = SoftPoolParams;
+    static constexpr const char *kName = "pooled blocks";
+    static constexpr int kThreads = kScanThreads, kBlocks = 8;
+
+    // The value, or with `scores` the score, of token `t` of the sequence; negative t: from the state.
+    static DEVICE float input(const Params &p, const ScanSequence &s, bool scores, int32_t t,
+                              int32_t channel) {
+        if (t >= 0) {
+            const int64_t token = s.first + t;
+            return scores ? p.score[token * p.score_stride + channel]
+                          : p.value[token * p.value_stride + channel];
+        }
+        if (s.past + t < 0) return 0.0f;  // before the first token
+        return state_at(p.states,
+                        s.state)[((scores ? p.rows - 1 : 0) + p.rows - 1 + t) * int64_t{p.all} + channel];
+    }
+
+    static DEVICE float pooled(const Params &p, const ScanSequence &s, int32_t t, int32_t channel) {
+        const int32_t end = s.past + t + 1, begin = p.rows > end ? p.rows - end : 0;
+        if (end % p.block != 0) return 0.0f;
+        const auto channel_of = [&](int32_t j) {
+            return p.all > p.width && j >= p.block ? channel + p.width : channel;
+        };
+        const auto score = [&](int32_t j) {
+            return input(p, s, true, t - p.rows + 1 + j, channel_of(j)) +
+                   p.bias[j % p.block * int64_t{p.all} + channel_of(j)];
+        };
+        float largest = score(begin), sum = 0, out = 0;
+        for (int32_t j = begin + 1; j < p.rows; ++j) largest = fmaxf(largest, score(j));
+        for (int32_t j = begin; j < p.rows; ++j) {
+            const float weight = exp_p(score(j) - largest);
+            sum += weight;
+            out = fma_rn(weight, input(p, s, false, t - p.rows + 1 + j, channel_of(j)), out);
+        }
+        return out / sum;
+    }
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        grid_dep_trigger();
+        for (int64_t i = own_thread(); i < int64_t{p.tokens} * p.width; i += all_threads()) {
+            const int64_t token = i / p.width;
+            const auto channel = static_cast<int32_t>(i % p.width);
+            const ScanSequence &s = p.batch.sequences[p.batch.sequence_of[token]];
+            p.out[token * p.out_stride + channel] =
+                pooled(p, s, static_cast<int32_t>(token) - s.first, channel);
+        }
+        const int32_t kept = p.rows - 1;
+        const int64_t floats = 2 * int64_t{kept} * p.all;
+        for (int64_t i = own_thread(); i < p.batch.counts->writes * floats; i += all_threads()) {
+            const ScanWrite &write = p.batch.writes[i / floats];
+            const int64_t row = i % floats / p.all;
+            const auto j = static_cast<int32_t>(row % kept);
+            state_at(p.states, write.slot)[i % floats] =
+                input(p, p.batch.sequences[write.sequence], row >= kept, write.tokens - kept + j,
+                      static_cast<int32_t>(i % p.all));
+        }
+    }
+};
+
 struct Gates {
     using Params = ScanGateParams;
     static constexpr const char *kName = "gates of scans";
     static constexpr int kThreads = kScanThreads, kBlocks = 8;
-
-    // ln(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)); log1p(t) = 2 atanh(t / (2 + t)), its series up to the
-    // 15th power.
-    static DEVICE float softplus(float x) {
-        const float t = exp_p(x < 0.0f ? x : -x), s = t / (2.0f + t), square = s * s;
-        float p = 2.0f / 15;
-        p = fma_rn(p, square, 2.0f / 13);
-        p = fma_rn(p, square, 2.0f / 11);
-        p = fma_rn(p, square, 2.0f / 9);
-        p = fma_rn(p, square, 2.0f / 7);
-        p = fma_rn(p, square, 2.0f / 5);
-        p = fma_rn(p, square, 2.0f / 3);
-        p = fma_rn(p, square, 2.0f);
-        return fma_rn(p, s, x < 0.0f ? 0.0f : x);
-    }
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
@@ -142,7 +191,7 @@ struct Gates {
             float x = p.in[token * p.in_stride + channel];
             if (p.bias != nullptr) x = x + p.bias[channel];
             const float rate = p.rate != nullptr ? p.rate[channel / p.shared] : 0.0f;
-            const float step = p.form == GateForm::Softplus ? softplus(x) : 0.0f;
+            const float step = p.form == GateForm::Softplus ? softplus_p(x) : 0.0f;
             const float exponent = p.form == GateForm::Softplus  ? rate * step
                                    : p.form == GateForm::Sigmoid ? p.bound / (1.0f + exp_p(-(rate * x)))
                                                                  : -exp_p(x);
@@ -362,6 +411,10 @@ struct ScanChannels {
 };
 
 }  // namespace
+
+Kernel<SoftPoolParams> soft_pool_kernel() {
+    return kernel_of<PoolBlocks>();
+}
 
 Kernel<ShortConvParams> short_conv_kernel() {
     return kernel_of<Convolve>();

@@ -1,4 +1,4 @@
-// The recurrent steps of recurrent_steps.h: ShortConv, ScanGate, LinearScan, SelectiveScan.
+// The recurrent steps of recurrent_steps.h: ShortConv, SoftPool, ScanGate, LinearScan, SelectiveScan.
 //
 // Prefill and decode use the same sequential form, so that every chunking gives the same bits. The state
 // slots that a batch reads and writes are listed in device memory (ScanBatch), so recorded launches serve
@@ -19,6 +19,7 @@ inline constexpr int kMostScanElements = 64;  // n of SelectiveScan
 // The sequence's writes are ScanBatch::writes[first_write .. first_write + writes).
 struct ScanSequence {
     int32_t first, count, state, first_write, writes;
+    int32_t past = 0;  // tokens of the sequence before these
 };
 // Stores the state after the first `tokens` tokens of the sequence in the slot.
 struct ScanWrite {
@@ -52,6 +53,17 @@ struct ShortConvParams {
     ScanBatch batch;
 };
 Kernel<ShortConvParams> short_conv_kernel();
+
+// SoftPool: a thread per channel of a token. State: [rows - 1][all] of values, then of scores, all: the width of score.
+struct SoftPoolParams {
+    const float *value, *score, *bias;  // bias: [block][all]
+    float *out;
+    int64_t value_stride, score_stride, out_stride;
+    int32_t width, all, block, rows, tokens;
+    ScanStates states;
+    ScanBatch batch;
+};
+Kernel<SoftPoolParams> soft_pool_kernel();
 
 // A thread per element.
 enum class GateForm : int32_t { Softplus, Sigmoid, Exponential };  // ScanGate::Form

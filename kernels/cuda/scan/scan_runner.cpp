@@ -51,6 +51,7 @@ Kernel<LinearScanParams> kernel_of_scan(const LinearScan &step) {
 
 void prepare_kernels(const Program &program) {
     for_each_step<ShortConv>(program, [](const ShortConv &) { prepare(short_conv_kernel().handle, 0); });
+    for_each_step<SoftPool>(program, [](const SoftPool &) { prepare(soft_pool_kernel().handle, 0); });
     for_each_step<ScanGate>(program, [](const ScanGate &) { prepare(scan_gate_kernel().handle, 0); });
     for_each_step<LinearScan>(program, [](const LinearScan &s) { prepare(kernel_of_scan(s).handle, 0); });
     for_each_step<SelectiveScan>(program, [&](const SelectiveScan &s) {
@@ -97,7 +98,7 @@ void ScanRunner::upload(Stream &stream, const Batch &batch) {
     ScanCounts counts{};
     for (const SequenceSpan &s : batch.sequences) {
         const auto own = static_cast<int32_t>(s.state_writes.size());
-        *sequence++ = {s.first, s.count, s.state, counts.writes, own};
+        *sequence++ = {s.first, s.count, s.state, counts.writes, own, s.past};
         for (const StateWrite &w : s.state_writes) *write++ = {counts.sequences, w.tokens, w.slot};
         std::fill_n(owner + s.first, s.count, counts.sequences);
         counts.writes += own;
@@ -131,6 +132,18 @@ void ScanRunner::enqueue(Launcher &launcher, const ShortConv &step, const Operan
                  {in.data, operands.weights.floats(step.weight), operands.weights.floats(step.bias), out.data,
                   in.stride, out.stride, in.width, static_cast<int32_t>(weight.rows), operands.tokens,
                   step.silu, states(step.state), batch()});
+}
+
+void ScanRunner::enqueue(Launcher &launcher, const SoftPool &step, const Operands &operands) const {
+    const auto rows = [&](Slot slot) { return rows_of(*program_, operands.slots, slot); };
+    const Rows value = rows(step.value), score = rows(step.score), out = rows(step.out);
+    // A state has as many floats as some tokens.
+    const int64_t threads =
+        std::max<int64_t>(int64_t{out.width} * operands.tokens, 2 * int64_t{step.rows() - 1} * score.width);
+    launcher.run(soft_pool_kernel(), blocks_for(threads), 0,
+                 {value.data, score.data, operands.weights.floats(step.bias), out.data, value.stride,
+                  score.stride, out.stride, out.width, score.width, step.block, step.rows(), operands.tokens,
+                  states(step.state), batch()});
 }
 
 void ScanRunner::enqueue(Launcher &launcher, const ScanGate &step, const Operands &operands) const {

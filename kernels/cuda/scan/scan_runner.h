@@ -35,6 +35,7 @@ class ScanRunner {
         int32_t tokens;
     };
     void enqueue(Launcher &launcher, const ShortConv &step, const Operands &operands) const;
+    void enqueue(Launcher &launcher, const SoftPool &step, const Operands &operands) const;
     void enqueue(Launcher &launcher, const ScanGate &step, const Operands &operands) const;
     void enqueue(Launcher &launcher, const LinearScan &step, const Operands &operands) const;
     void enqueue(Launcher &launcher, const SelectiveScan &step, const Operands &operands) const;

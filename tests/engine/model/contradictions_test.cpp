@@ -60,7 +60,7 @@ bool is_optional(std::string_view tensor) {
 // Tensors that a message may name instead: files store some matrices in one piece or in several, and the
 // tensors that are present determine which others are expected.
 std::vector<std::string_view> neighbors(std::string_view tensor) {
-    if (tensor == "token_embd.weight") return {tensor, "output.weight"};
+    if (tensor == "token_embd.weight") return {tensor, "output.weight", "ffn_gate_tid2eid"};
     const size_t half = tensor.find('_');
     if (tensor.find(".ssm_in.") != tensor.npos) return {tensor.substr(0, half), "attn_qkv"};
     return {tensor.starts_with("blk.") ? tensor.substr(0, half) : tensor};
@@ -93,7 +93,7 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
          {".context_length", ".sliding_window", ".sliding_window_pattern", ".expert_used_count",
           ".expert_shared_count", ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",
           ".original_context_length", ".shared_kv_layers", ".temperature_length", ".num_loops",
-          ".rescale_every_n_layers", ".eos_token_id"})
+          ".rescale_every_n_layers", ".eos_token_id", ".sinkhorn_iterations"})
         if (key.ends_with(end)) return true;
     return false;
 }
@@ -101,7 +101,9 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
 // Keys that a message may name instead: those multiplied with it, or with the same meaning.
 std::vector<std::string_view> relatives(std::string_view key) {
     const std::string_view name = key.substr(key.find('.') + 1);
-    if (name == "block_count") return {name, "blk.6.", "blk.5.", "sliding_window_pattern", "per layer"};
+    if (name == "block_count")
+        return {name, "blk.6.", "blk.5.", "sliding_window_pattern", "per layer", "compress_ratios"};
+    if (name == "hash_layer_count") return {name, "ffn_gate_tid2eid", "exp_probs_b"};
     if (name == "leading_dense_block_count" || name == "interleave_moe_layer_step") return {name, "ffn_"};
     if (name == "attention.q_lora_rank") return {name, "attn_q"};
     if (name == "expert_count") return {name, "ffn_"};

@@ -53,7 +53,8 @@ ModelShape shape_of(const std::string &arch) {
         // RWKV: the second layer reads values of the first, or halves the residual stream.
         if (arch.find("rwkv") != arch.npos) shape.layers = 2;
     }
-    if (files->gemma3n) shape.layers = 4;  // one of each kind
+    if (files->gemma3n) shape.layers = 4;    // one of each kind
+    if (files->deepseek4) shape.layers = 3;  // one of each kind
     if (files->gemma4) {
         shape.layers = files->gemma4->period + files->gemma4->shared_kv;
         if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // 272 in full layers
@@ -241,7 +242,7 @@ TEST_CASE("gpu families: every family with recurrent layers gives the same text 
 }
 
 TEST_CASE("gpu families: sparse attention gives the same text on the GPU and the CPU") {
-    for (const char *arch : {"deepseek32", "glm-dsa", "minimax-m3", "qwen4exp"}) {
+    for (const char *arch : {"deepseek32", "glm-dsa", "minimax-m3", "qwen4exp", "deepseek4"}) {
         CAPTURE(arch);
         ModelShape shape = shape_of(arch);
         shape.indexer_heads = 16, shape.indexer_top_k = 4, shape.indexer_block = 2;

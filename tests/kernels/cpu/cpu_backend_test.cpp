@@ -182,6 +182,7 @@ std::vector<TinyShape> mixtures() {
                  .weights_on_input = true,
                  .shared = true}),
         mixture({.count = 6, .routing = {.score = Score::SparseMixer, .used = 2}}),
+        mixture({.count = 6, .routing = {.score = Score::SqrtSoftplus, .used = 3, .normalize = true}}),
         mixture({.count = 6, .routing = {.used = 3}, .act = Activation::Kind::SiluThenLimit}),
         mixture({.count = 4, .routing = {.used = 2}, .merged = true, .act = Activation::Kind::LimitThenSilu}),
         mixture({.count = 6, .routing = {.used = 3}, .biases = true, .in_scales = true}),

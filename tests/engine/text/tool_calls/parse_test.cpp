@@ -73,6 +73,21 @@ std::string each(const Json &arguments, const std::string &a, const std::string 
     return text;
 }
 
+// DeepSeek V3.2 and V4; section: the name of the mark around all calls.
+std::string dsml(const std::string &section, const std::vector<Made> &calls) {
+    return "<｜DSML｜" + section + ">\n" +
+           joined(calls,
+                  [](const Made &c) {
+                      std::string text = "<｜DSML｜invoke name=\"" + c.name + "\">\n";
+                      for (const auto &[key, value] : c.arguments.items())
+                          text += "<｜DSML｜parameter name=\"" + key + "\" string=\"" +
+                                  (value.is_string() ? "true" : "false") + "\">" + raw(value) +
+                                  "</｜DSML｜parameter>\n";
+                      return text + "</｜DSML｜invoke>\n";
+                  }) +
+           "</｜DSML｜" + section + ">";
+}
+
 std::string python_value(const Json &value) {
     if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
     if (value.is_null()) return "None";
@@ -160,20 +175,8 @@ const std::map<std::string, Write> &writers() {
                            }) +
                     "</minimax:tool_call>";
          }},
-        {"DeepSeek V3.2",
-         [](const auto &calls) {
-             return "<｜DSML｜function_calls>\n" +
-                    joined(calls,
-                           [](const Made &c) {
-                               std::string text = "<｜DSML｜invoke name=\"" + c.name + "\">\n";
-                               for (const auto &[key, value] : c.arguments.items())
-                                   text += "<｜DSML｜parameter name=\"" + key + "\" string=\"" +
-                                           (value.is_string() ? "true" : "false") + "\">" + raw(value) +
-                                           "</｜DSML｜parameter>\n";
-                               return text + "</｜DSML｜invoke>\n";
-                           }) +
-                    "</｜DSML｜function_calls>";
-         }},
+        {"DeepSeek V3.2", [](const auto &calls) { return dsml("function_calls", calls); }},
+        {"DeepSeek V4", [](const auto &calls) { return dsml("tool_calls", calls); }},
         {"Mistral (list)",
          [](const auto &calls) { return "[TOOL_CALLS]" + list_of(calls, "name", "arguments").dump(); }},
         {"Granite 3",

@@ -41,10 +41,11 @@ std::vector<float> random_logits(size_t count, std::mt19937 &random) {
 }
 
 RouteScore on_device(Routing::Score score) {
-    return score == Routing::Score::Softmax       ? RouteScore::Softmax
-           : score == Routing::Score::Sigmoid     ? RouteScore::Sigmoid
-           : score == Routing::Score::SparseMixer ? RouteScore::SparseMixer
-                                                  : RouteScore::SelectedSoftmax;
+    return score == Routing::Score::Softmax        ? RouteScore::Softmax
+           : score == Routing::Score::Sigmoid      ? RouteScore::Sigmoid
+           : score == Routing::Score::SparseMixer  ? RouteScore::SparseMixer
+           : score == Routing::Score::SqrtSoftplus ? RouteScore::SqrtSoftplus
+                                                   : RouteScore::SelectedSoftmax;
 }
 
 }  // namespace
@@ -56,6 +57,7 @@ TEST_CASE("cuda experts: routing equals the CPU's, with ties to the first expert
         int32_t experts;
         bool bias;
         Routing routing;
+        bool given = false;
     } cases[] = {
         {8, false, {.used = 2}},
         {128, false, {.used = 8, .normalize = true}},
@@ -70,9 +72,11 @@ TEST_CASE("cuda experts: routing equals the CPU's, with ties to the first expert
           .normalize = true,
           .scale = 2.5f}},
         {16, false, {.score = Score::SparseMixer, .used = 2}},
+        {21, true, {.score = Score::SqrtSoftplus, .used = 6, .normalize = true, .scale = 1.5f}},
+        {24, false, {.score = Score::SqrtSoftplus, .used = 6, .normalize = true}, true},
         {160, false, {.used = 6, .groups = 40, .groups_used = 33, .group_best = 1}},
     };
-    for (const auto &[experts, has_bias, routing] : cases) {
+    for (const auto &[experts, has_bias, routing, has_given] : cases) {
         CAPTURE(experts);
         std::mt19937 random(static_cast<uint32_t>(experts));
         constexpr int32_t kTokens = 19;
@@ -81,12 +85,20 @@ TEST_CASE("cuda experts: routing equals the CPU's, with ties to the first expert
                                  bias = random_logits(has_bias ? all : 0, random);
         const DeviceMemory l = upload(stream, logits, "logits"),
                            b = upload(stream, bias, "bias", Region::Weights);
+        // The experts of token t: t % 3, t % 3 + 3, ...
+        std::vector<float> given;
+        for (size_t i = 0; has_given && i < pairs; ++i) {
+            const size_t used = pairs / kTokens;
+            given.push_back(static_cast<float>(i / used % 3 + 3 * (i % used)));
+        }
+        const DeviceMemory g = upload(stream, given, "given experts");
         const DeviceMemory chosen(pairs * 4, "chosen"), weights(pairs * 4, "weights");
-        simt::run_kernel(stream, route_kernel(), {(kTokens + kRouteTokens - 1) / kRouteTokens, kRouteShared},
-                         {l.as<const float>(), experts, has_bias ? b.as<const float>() : nullptr, nullptr,
-                          kTokens, experts, routing.used, routing.groups, routing.groups_used,
-                          routing.group_best, on_device(routing.score), routing.normalize, routing.scale,
-                          chosen.as<int32_t>(), weights.as<float>()});
+        simt::run_kernel(
+            stream, route_kernel(), {(kTokens + kRouteTokens - 1) / kRouteTokens, kRouteShared},
+            {l.as<const float>(), experts, has_bias ? b.as<const float>() : nullptr, nullptr, kTokens,
+             experts, routing.used, routing.groups, routing.groups_used, routing.group_best,
+             on_device(routing.score), routing.normalize, routing.scale, chosen.as<int32_t>(),
+             weights.as<float>(), has_given ? g.as<const float>() : nullptr, routing.used});
         const auto e = values_of<int32_t>(stream, chosen, pairs);
         const auto w = values_of<float>(stream, weights, pairs);
         std::vector<float> scratch(kernels::cpu::route_scratch(experts));
@@ -96,7 +108,8 @@ TEST_CASE("cuda experts: routing equals the CPU's, with ties to the first expert
             std::vector<float> expected_weights(expected.size());
             kernels::cpu::route(routing, std::span(logits).subspan(t * all, all),
                                 has_bias ? bias.data() : nullptr, kernels::cpu::vector_scalar(),
-                                scratch.data(), expected.data(), expected_weights.data());
+                                scratch.data(), expected.data(), expected_weights.data(),
+                                has_given ? given.data() + t * expected.size() : nullptr);
             for (size_t i = 0; i < expected.size(); ++i) {
                 CHECK(e[t * expected.size() + i] == expected[i]);
                 CHECK(w[t * expected.size() + i] == doctest::Approx(expected_weights[i]).epsilon(1e-6));
