@@ -323,7 +323,7 @@ $(BUILD)/predict: $(BUILD)/obj/tests/tools/predict.o $(BUILD)/obj/tests/gpu/cubi
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_metadata.o \
-  $(BUILD)/obj/tests/support/model_recurrent.o $(BUILD)/obj/tests/support/model_vocabulary.o \
+  $(BUILD)/obj/tests/support/model_recurrent.o $(BUILD)/obj/tests/support/model_tensors.o $(BUILD)/obj/tests/support/model_vocabulary.o \
   $(BUILD)/obj/tests/support/assistant_file.o $(BUILD)/obj/tests/support/dflash_file.o \
   $(BUILD)/obj/tests/support/eagle_head.o $(BUILD)/obj/tests/support/head_tensors.o \
   $(filter $(BUILD)/obj/gguf/% $(BUILD)/units/gguf.o $(BUILD)/units/gguf/%,$(objects))

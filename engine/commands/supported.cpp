@@ -1,7 +1,14 @@
 // `inspect --supported`: lists what this program runs, and what it was compared with.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include "engine/commands/cli/help.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
 #include "engine/model/model.h"
@@ -21,6 +28,16 @@ struct Verification {
 };
 constexpr Verification kVerified[] = {
 #include "engine/commands/verified_families.inc"
+};
+
+// Comparisons of a family in shapes that models seldom have.
+struct OddShapes {
+    std::string_view family;
+    int count;
+    double mean_kl;  // the largest of all shapes
+};
+constexpr OddShapes kOddShapes[] = {
+#include "engine/commands/odd_shapes.inc"
 };
 
 std::string padded(std::string_view text, size_t width) {
@@ -114,6 +131,27 @@ Json tokenizers_json() {
     return list;
 }
 
+std::string odd_shapes_text() {
+    std::map<int, std::vector<const OddShapes *>, std::greater<>> by_count;
+    for (const OddShapes &row : kOddShapes) by_count[row.count].push_back(&row);
+    std::string text =
+        "\nshapes that models seldom have (one or three K/V heads, heads of 48, 80 and 96,\n"
+        "5 or 12 experts, one to three layers), compared likewise\n";
+    for (const auto &[count, rows] : by_count) {
+        double largest = 0;
+        std::string names;
+        for (const OddShapes *row : rows) {
+            largest = std::max(largest, std::abs(row->mean_kl));
+            names.append(names.empty() ? "" : ", ").append(row->family);
+        }
+        char bound[64];
+        std::snprintf(bound, sizeof bound, "%d %s each, mean KL at most %.1e: ", count,
+                      count == 1 ? "shape" : "shapes", largest);
+        text += "  " + wrapped(bound + names, 4, 78) + "\n";
+    }
+    return text;
+}
+
 void print_text(Io &io) {
     std::string text =
         "families, and how much their next-token distributions differ from a peer's on the same file of "
@@ -126,7 +164,7 @@ void print_text(Io &io) {
         if (!is_recorded(name))
             text += "  " + padded(name, 28) +
                     "compared only with double precision: no peer's result is recorded\n";
-    text += "\nformats of weights\n  ";
+    text += odd_shapes_text() + "\nformats of weights\n  ";
     for (const std::string_view name : formats()) text += std::string(name) + " ";
     text.back() = '\n';
     io.out.write(text + tokenizers_text());
@@ -142,6 +180,10 @@ void print_json(Io &io) {
                                     {"mean_kl", row.mean_kl},
                                     {"max_kl", row.largest_kl},
                                     {"same_top", row.same_top}});
+    json["odd_shapes"] = Json::array();
+    for (const OddShapes &row : kOddShapes)
+        json["odd_shapes"].push_back(
+            {{"family", row.family}, {"shapes", row.count}, {"mean_kl", row.mean_kl}});
     io.out.write(dump(json, 2));
 }
 

@@ -1,15 +1,20 @@
 // What `runnel inspect`, `bench` and `devices` print about models and the machine. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/gguf_bytes.h"
+#include "tests/support/model_families.h"
 #include "tests/support/temporary.h"
 
 using namespace runnel::testing;
@@ -48,6 +53,30 @@ TEST_CASE("inspect --supported needs no model and lists families with what was c
     }
     CHECK(rows == all["verified"].size());
     CHECK(rows > 55);
+    // Shapes that models seldom have: of every family.
+    std::map<std::string, std::vector<double>> odd;
+    std::ifstream odd_record("tests/data/odd_shapes.tsv");
+    REQUIRE(odd_record.is_open());
+    std::getline(odd_record, line);
+    while (std::getline(odd_record, line)) {
+        CAPTURE(line);
+        std::istringstream fields(line);
+        std::string family, shape, peer, mean;
+        for (std::string *field : {&family, &shape, &peer, &mean}) std::getline(fields, *field, '\t');
+        odd[family].push_back(std::abs(std::stod(mean)));
+        CHECK(odd[family].back() < 1e-4);
+    }
+    CHECK(odd.size() == all["odd_shapes"].size());
+    for (const json &row : all["odd_shapes"]) {
+        const std::vector<double> &divergences = odd[row["family"]];
+        CAPTURE(row["family"]);
+        CHECK(row["shapes"] == divergences.size());
+        CHECK(std::abs(row["mean_kl"].get<double>()) == std::ranges::max(divergences));
+    }
+    for (const FamilyFiles &family : family_files()) {
+        CAPTURE(family.name);
+        CHECK(odd[family.name].size() == 3);
+    }
     CHECK(runnel_with({"inspect", "--supported", "model.gguf"}).code == 2);
 }
 

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -17,6 +19,7 @@
 #include "tests/kernels/recurrent_texts.h"
 #include "tests/support/edited_model.h"
 #include "tests/support/model_maker.h"
+#include "tests/support/tiny_program.h"
 
 namespace runnel::tests::sparse {
 
@@ -107,6 +110,36 @@ inline std::string refusal(const EditedModel &model, int64_t context) {
         return error.what();
     }
     return "";
+}
+
+// With `value`, the key is refused; the message names it and says why.
+inline void check_refused(EditedModel model, const std::string &key, const auto &value, int64_t context,
+                          const char *why) {
+    CAPTURE(key);
+    const std::string error = refusal(model.set(key, value), context);
+    CAPTURE(error);
+    CHECK(error.find(key + ": ") != std::string::npos);
+    CHECK(error.find(why) != std::string::npos);
+}
+
+// Checks the program's logits for a text: they agree with double precision, which is returned. Those of the first `same` tokens
+// have the bits of `dense`; later ones differ.
+inline auto check_sparse_logits(const Program &program, const Program &dense,
+                                const std::vector<int32_t> &text, size_t same) {
+    const auto got = run(program, RecurrentTexts(program, {text}), 1, "scalar", nullptr)[0],
+               without = run(dense, RecurrentTexts(dense, {text}), 1, "scalar", nullptr)[0];
+    auto expected = reference_logits(program, text);
+    double far = 0;
+    for (size_t t = 0; t < text.size(); ++t) {
+        CAPTURE(t);
+        for (size_t v = 0; v < expected[t].size(); ++v) {
+            REQUIRE(double{got[t][v]} == doctest::Approx(expected[t][v]).epsilon(4e-3).scale(4));
+            far = std::max(far, std::fabs(double{got[t][v]} - double{without[t][v]}));
+        }
+        if (t < same) CHECK(same_bits(got[t], without[t]));
+    }
+    CHECK(far > 0.1);
+    return expected;
 }
 
 }  // namespace runnel::tests::sparse
