@@ -33,8 +33,8 @@ std::vector<AttentionLayer> attention_layers(const Program &program);
 
 // Runs the program up to the layer's attention on a device that can exchange slots (the CPU), and computes the weights
 // in double precision from the queries and keys there; the keys are not rounded to the cache's type. nullopt when
-// *cancel became true. Throws std::invalid_argument if the layer is not one of attention_layers(), and BackendError. Precondition:
-// `tokens` is not empty; the weights take 8 * heads * tokens^2 bytes.
+// *cancel became true. Throws std::invalid_argument if the layer is not one of attention_layers(), and BackendError.
+// Precondition: `tokens` is not empty; the weights take 8 * heads * tokens^2 bytes.
 std::optional<AttentionMap> attention_map(const Program &program, int32_t layer, const Device &device,
                                           std::span<const int32_t> tokens,
                                           const std::atomic<bool> *cancel = nullptr);

@@ -95,7 +95,7 @@ void RowRunner::mix_weights(const StreamWeights &step, const float *x, size_t st
         for (size_t j = 0; j < streams; ++j) sum += to[j];
         for (size_t j = 0; j < streams; ++j) to[j] = to[j] / sum + step.eps;
     }
-    // The lines of the matrix: elements `apart` apart, from first, first + next, ... on.
+    // Lines of the matrix begin at 0, next, 2 * next, ...; the elements of a line are `apart` apart.
     const auto divide = [&](size_t apart, size_t next) {
         for (size_t line = 0; line < streams; ++line) {
             float sum = 0;

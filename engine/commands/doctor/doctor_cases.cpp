@@ -270,7 +270,7 @@ class Cases {
             [this, step, out] { return small().input(step.in).step(step).look_at(out); }, kExact);
     }
 
-    // Blocks longer than a part of the tokens would leave all rows as they are.
+    // A block that is longer than the test sequence has no last token there: no row would change.
     void add(Rope step) {
         step.block = std::min(step.block, kTokens / 4);
         if (seen({kRope, width(step.slot), step.head_dim, step.rope, step.back, step.block})) return;
@@ -504,7 +504,7 @@ class Cases {
         return part.input(step.in).input(step.logits).input(step.add).step(step).look_at(step.out);
     }
 
-    // Blocks longer than a part of the tokens would not end.
+    // A block that is longer than the test sequence has no last token there: all rows would be zeros.
     void add(SoftPool step) {
         step.block = std::min(step.block, kTokens / 4);
         if (seen({kPool, width(step.score), width(step.out), step.block})) return;
