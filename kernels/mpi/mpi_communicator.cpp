@@ -31,7 +31,14 @@ constexpr int kBusyLooks = 20000;
 
 // How long a job that has failed waits for ranks that do not end; each rank longer than the one before it, so that one
 // aborts the job (Open MPI's mpirun can crash or lock up when several do).
-constexpr std::chrono::milliseconds kFailedEnd{2000}, kBetweenRanks{500};
+constexpr std::chrono::milliseconds kFailedEnd{3000}, kBetweenRanks{500};
+
+void pause(int looks) {
+    if (looks > kBusyLooks)
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    else if (looks > 100)
+        std::this_thread::yield();
+}
 
 void check(int code, const char *what) {
     if (code == MPI_SUCCESS) return;
@@ -123,10 +130,7 @@ class MpiCommunicator final : public MeetingCommunicator {
             if (Clock::now() > end)
                 fail(rank_name(*missing()) + " did not reach " + name(operation) + " within " +
                      std::to_string(deadline_.count()) + " ms");
-            if (looks > kBusyLooks)
-                std::this_thread::sleep_for(std::chrono::microseconds(50));
-            else if (looks > 100)
-                std::this_thread::yield();
+            pause(looks);
         }
         std::vector<const Call *> all;
         for (int r = 0; r < size_; ++r) {
@@ -309,16 +313,15 @@ MpiSession::MpiSession() {
 }
 
 MpiSession::~MpiSession() {
-    int all_end = 1;
-    if (failed_) {
-        MPI_Request request;
-        int rank = 0;
-        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-        MPI_Ibarrier(MPI_COMM_WORLD, &request);
-        all_end = 0;
-        for (const auto end = Clock::now() + kFailedEnd + rank * kBetweenRanks;
-             !all_end && Clock::now() < end; std::this_thread::yield())
-            MPI_Test(&request, &all_end, MPI_STATUS_IGNORE);
+    // Ranks meet before MPI_Finalize(), which a rank whose work is done would wait in for ranks that have failed.
+    MPI_Request request;
+    int rank = 0, all_end = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    const auto end = Clock::now() + kFailedEnd + rank * kBetweenRanks;
+    for (int looks = 0; !all_end && !(failed_ && Clock::now() > end); ++looks) {
+        MPI_Test(&request, &all_end, MPI_STATUS_IGNORE);
+        pause(looks);
     }
     if (all_end)
         MPI_Finalize();

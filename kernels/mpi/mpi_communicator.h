@@ -20,7 +20,7 @@ class MpiSession {
     MpiSession();
     MpiSession(const MpiSession &) = delete;
     MpiSession &operator=(const MpiSession &) = delete;
-    // Waits for the other ranks. After a failure it waits 2 s at most, then ends the job, because a rank that is stuck would
+    // Waits for the other ranks. After a failure it waits 3 s, then ends the job, because a rank that is stuck would
     // keep the others waiting.
     ~MpiSession();
 

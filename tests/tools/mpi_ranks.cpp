@@ -33,7 +33,8 @@ bool large(kernels::Communicator &rank) {
 
 // Returns false if received bytes are wrong. Rank 1 is the one that errs.
 bool run(const std::string &scenario, kernels::MpiSession &session, uint32_t seed) {
-    const auto communicator = session.communicator(scenario == "late" ? 300ms : 60000ms);
+    const auto communicator =
+        session.communicator(scenario == "late" || scenario == "stuck" ? 300ms : 60000ms);
     kernels::Communicator &rank = *communicator;
     const bool errs = rank.rank() == 1;
     if (scenario == "script") return testing::CommunicatorScript(rank, seed).run(2000);
@@ -48,6 +49,7 @@ bool run(const std::string &scenario, kernels::MpiSession &session, uint32_t see
         rank.broadcast(five, 99);
     }
     if (scenario == "late" && errs) std::this_thread::sleep_for(900ms);
+    if (scenario == "stuck" && errs) std::this_thread::sleep_for(30s);
     if (scenario == "killed" && errs) std::abort();
     if (scenario == "end" && errs) return true;
     std::thread other;
