@@ -19,7 +19,9 @@ namespace runnel::gguf {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr size_t kBuffer = 1 << 20;
+// Files are written in pieces of 2 MiB, at multiples of 2 MiB: then Linux can keep a new file in large pages, from which a
+// model's weights are read up to a fifth faster (gguf/mapping.cpp).
+constexpr size_t kPiece = size_t{2} << 20;
 constexpr std::string_view kPartial = ".partial";
 constexpr size_t kRandomDigits = 16, kMostOfName = 200;  // names have up to 255 bytes
 
@@ -168,7 +170,7 @@ OutputFile::OutputFile(const fs::path &path, const OutputOptions &options) : nam
     } else {
         open_temporary();
     }
-    buffer_.reserve(kBuffer);
+    buffer_.reserve(kPiece);
 }
 
 OutputFile::~OutputFile() {
@@ -207,11 +209,15 @@ void OutputFile::open_temporary() {
 }
 
 void OutputFile::write(std::span<const std::byte> bytes) {
-    if (buffer_.size() + bytes.size() > kBuffer) flush();
-    if (bytes.size() > kBuffer)
-        send(bytes);
-    else
-        buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+    while (!bytes.empty()) {
+        const size_t whole = buffer_.empty() ? bytes.size() / kPiece * kPiece : 0;
+        send(bytes.first(whole));
+        bytes = bytes.subspan(whole);
+        const size_t count = std::min(kPiece - buffer_.size(), bytes.size());
+        buffer_.insert(buffer_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
+        bytes = bytes.subspan(count);
+        if (buffer_.size() == kPiece) flush();
+    }
 }
 
 void OutputFile::flush() {

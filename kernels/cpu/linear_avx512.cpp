@@ -15,10 +15,13 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "kernels/cpu/linear_driver.h"
 #include "kernels/cpu/linear_grid_rows.h"
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
+#include "kernels/cpu/linear_q8_row.h"
 #include "kernels/cpu/linear_tile.h"
 
 namespace runnel::kernels::cpu {
@@ -133,6 +136,11 @@ struct Engine32 {
             rows, groups, next, [&](int j, const Group32 &g) __attribute__((always_inline)) {
                 add_group<false>(g, j, a, count, sums);
             });
+    }
+
+    static void multiply_rows(Rows rows, const Task &task,
+                              int32_t t0) requires std::is_same_v<Format, FormatQ8_0> {
+        multiply_q8_rows(rows, task, t0);
     }
 };
 

@@ -12,6 +12,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -186,6 +188,28 @@ TEST_CASE("output file: files of killed processes are removed, those of running 
 }
 
 // Exceeding the file size limit raises a signal that ends a program unless it is ignored.
+TEST_CASE("output file: pieces of any sizes arrive in their order") {
+    const uint32_t seed = std::random_device{}();
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const TemporaryDirectory folder;
+    const auto size_below = [&](uint32_t most) { return static_cast<size_t>(random() % most); };
+    for (int round = 0; round < 2; ++round) {
+        const fs::path path = folder / std::to_string(round);
+        OutputFile file(path);
+        std::string all;
+        while (all.size() < (8u << 20)) {
+            std::string piece(size_below(3) > 0 ? size_below(100000) : size_below(5u << 20), '\0');
+            for (size_t i = 0; i < piece.size(); i += 1 + size_below(512))
+                piece[i] = static_cast<char>(random());
+            file.write(std::as_bytes(std::span(piece)));
+            all += piece;
+        }
+        file.commit();
+        CHECK((get(path) == all));
+    }
+}
+
 TEST_CASE("output file: a full disk leaves the old file, and nothing else") {
     const TemporaryDirectory folder;
     put(folder / "old", "old");
