@@ -138,9 +138,11 @@ struct Engine32 {
             });
     }
 
+    template <int count>
     static void multiply_rows(Rows rows, const Task &task,
-                              int32_t t0) requires std::is_same_v<Format, FormatQ8_0> {
-        multiply_q8_rows(rows, task, t0);
+                              int32_t t0) requires(std::is_same_v<Format, FormatQ8_0> &&count <=
+                                                   kQ8RowTokens) {
+        multiply_q8_rows<count>(rows, task, t0);
     }
 };
 

@@ -170,8 +170,8 @@ template <typename Engine>
 template <typename Engine, int count>
 [[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task, int32_t t0) {
     const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed) + t0;
-    if constexpr (count == 1 && requires { Engine::multiply_rows(rows, task, t0); })
-        return Engine::multiply_rows(rows, task, t0);  // one row after the other
+    if constexpr (requires { Engine::template multiply_rows<count>(rows, task, t0); })
+        return Engine::template multiply_rows<count>(rows, task, t0);  // one row after the other
     const int64_t blocks = record_count(task.cols);
     Partials sums;
     clear(sums, count);
