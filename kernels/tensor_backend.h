@@ -22,7 +22,7 @@ std::vector<std::unique_ptr<Communicator>> communicate_in_process(int size);
 // device; not negative, some of them positive. `names`: of the devices, as they begin the errors of each ("cuda:1: ...");
 // empty: errors name no device. After an error in execute(), the next batch gets new communicators. Gathers go directly
 // between the devices if these can (device_gathers.h), else through host memory; gather_note() says which, and why.
-// CacheConfig::shares: of each divided group as many as devices, which must be CPUs then. Recurrent states are the same on all
+// CacheConfig::shares: of each divided group as many as devices. Recurrent states are the same on all
 // devices. There is no selection of candidates: rows of logits come back whole. info().kind tells layouts of blocks apart
 // (block_pieces.h).
 // LoadProgress runs on the threads of the devices, but never twice at a time.

@@ -17,6 +17,7 @@
 #include "kernels/cuda/linear/linear_launch.h"
 #include "kernels/cuda/linear/quantize.h"
 #include "kernels/cuda/nccl/gathers.h"
+#include "kernels/cuda/nccl/messages.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/runtime/batch_input.h"
 #include "kernels/cuda/runtime/devices.h"
@@ -81,6 +82,7 @@ class CudaBackend final : public Backend {
                  std::span<float> sums) override;
     void read_logits(int32_t row, std::span<float> logits) override;
     int64_t launches() const override { return stream_.launched(); }
+    void connect(Communicator &ranks) override { messages_.connect(ranks); }
     SlotRows exchange(Slot slot) override { return {exchange_.at(slot).as<float>(), stride(slot)}; }
     DeviceGathers *gathers() override { return &gathers_; }
     bool can_copy_from(const Backend &writer) const override {
@@ -121,6 +123,7 @@ class CudaBackend final : public Backend {
     void prepare_kernels(const CacheConfig &cache);
 
     bool start(const Batch &batch, int32_t candidates);
+    bool attends_divided(int32_t part) const;
     void replay();
     void enqueue();
     void hand_over(std::span<const Slot> slots, bool out);
@@ -137,8 +140,8 @@ class CudaBackend final : public Backend {
     void enqueue(const Lerp &op);
     void enqueue(const Rope &op) { attention_.enqueue(launcher_, op, attention_operands()); }
     void enqueue(const JoinAttention &op);
-    AttentionRunner::Operands attention_operands() const {
-        return {weights_, cache_, input_, slots_, tokens_, shares_, now_.attention};
+    AttentionRunner::Operands attention_operands() {
+        return {weights_, cache_, input_, slots_, tokens_, shares_, now_.attention, divided_, messages_};
     }
     void enqueue(const AttentionOp &op);
     void enqueue(const Indexer &op) { indexer_.enqueue(launcher_, op, attention_, attention_operands()); }
@@ -188,6 +191,7 @@ class CudaBackend final : public Backend {
     std::map<Slot, PinnedMemory> exchange_;  // for the slots that cross devices
     BatchInput input_;
     AttentionRunner attention_;
+    DividedAttention divided_;
     IndexerRunner indexer_;
     ExpertRunner experts_;
     HeadRunner heads_;
@@ -200,6 +204,7 @@ class CudaBackend final : public Backend {
     Stream stream_;                        // destroyed before all memory
     Launcher launcher_{stream_, properties_};
     NcclGathers gathers_{{device_, program_, max_tokens_, slots_, exchange_, stream_, launcher_}};
+    Messages messages_{gathers_, stream_};
 };
 
 // --- load --------------------------------------------------------------------------------------------------
@@ -221,6 +226,9 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     scans_ = ScanRunner(program_, cache, max_tokens);
     allocate();
     attention_ = AttentionRunner(stream_, program_, cache, max_tokens);
+    divided_ = DividedAttention(program_, cache, max_tokens);
+    // Divided attention sends whole pages, also where no cell was written yet.
+    if (divided_.attends()) cache_.clear(stream_);
     indexer_ = IndexerRunner(program_, cache);
     input_ = BatchInput(program_, cache, max_tokens);
     stream_.wait();
@@ -321,6 +329,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (batch.part == 0) {
         if (input_.reserve(batch)) graphs_.clear();
         input_.upload(stream_, batch);
+        divided_.upload(stream_, batch);
         scans_.upload(stream_, batch);
     }
     assert(input_.holds(batch));
@@ -337,11 +346,21 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     }
     now_ = {batch.part, tokens_, logit_rows_,       candidates,
             shares_,    masked,  gathers_.joined(), attention_.launches(batch.sequences, tokens_)};
-    if (tokens_ > kLinearTokens || !launcher_.switches().graphs)
+    // What divided attention exchanges changes from batch to batch.
+    if (tokens_ > kLinearTokens || !launcher_.switches().graphs || attends_divided(now_.part))
         enqueue();
     else
         replay();
     return true;
+}
+
+// Whether the part attends to a cache that several devices divide.
+bool CudaBackend::attends_divided(int32_t part) const {
+    const auto index = static_cast<size_t>(part);
+    for (size_t i = index == 0 ? 0 : plan_.part_ends[index - 1]; i < plan_.part_ends[index]; ++i)
+        if (const auto *op = std::get_if<AttentionOp>(&plan_.ops[i]))
+            if (op->step.attends() && is_divided(program_, op->step)) return true;
+    return false;
 }
 
 bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {

@@ -242,7 +242,6 @@ class Planner {
     void add(const Attention &step) {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
-        expect(!layer.divided, "a cache that several devices divide by cells");
         const bool wide = is_wide(latent, step.head_dim_k, step.head_dim_v) || step.chosen != kNoSlot;
         expect(step.stride == 1 || (latent && step.window == 0 && step.slopes == kNoWeight),
                "attention to keys that stand for blocks of tokens, with values of their own");

@@ -98,6 +98,28 @@ TEST_CASE("memory need: load() allocates exactly the predicted bytes, and batche
     }
 }
 
+TEST_CASE("memory need: a rank that holds some cells of the cache takes the predicted bytes") {
+    TinyShape shape{.layers = 3, .type = gguf::Type::Q8_0};
+    for (const int32_t kv_heads : {1, 4}) {
+        CAPTURE(kv_heads);
+        shape.kv_heads = kv_heads;
+        const TinyProgram tiny(shape, 80);
+        const TensorProgram tensor =
+            cut_program(tiny.program(), std::vector<double>{1, 1, 1}, std::vector<int32_t>{3});
+        CacheConfig whole{{3 * 2 * kRangeCells / kBlockTokens}, CacheType::F16, CacheType::Q8_0};
+        whole.shares = {3};
+        for (size_t rank = 0; rank < 3; ++rank) {
+            const CacheConfig own = share_of(whole, rank);
+            const MemoryNeed need = memory_need(tensor.programs[rank], own, 40);
+            simt::take_peak_memory();
+            const size_t before = simt::take_peak_memory();
+            const auto backend = make_cuda_backend(0);
+            backend->load(tensor.programs[rank], own, 40);
+            CHECK(simt::take_peak_memory() - before == need.all() - kDriverReserve);
+        }
+    }
+}
+
 TEST_CASE("memory need: a rank of a mixture cut by rows holds its rows only, to the predicted byte") {
     TinyShape shape{.layers = 1, .width = 128, .feed_forward = 256, .type = gguf::Type::Q8_0};
     shape.experts = {.count = 16, .routing = {.used = 2}, .biases = true};

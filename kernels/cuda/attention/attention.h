@@ -1,4 +1,4 @@
-// Attention over the paged K/V cache: five kernels with the same arithmetic.
+// Attention over the paged K/V cache: kernels with the same arithmetic.
 //
 // The cache of a layer: pages of K and of V, each (block, head) in one contiguous run (cache_pages.h).
 // Cell c of a sequence is in block table[c / 32]. The cache keeps k after norm and RoPE.
@@ -34,6 +34,9 @@
 // latent layers are the first dim_v dimensions of their keys (multi-head latent attention). Wide heads
 // have one kernel for decode and prefill, attention_wide_kernel(). Latent layers are not rotated, as on
 // the CPU.
+//
+// If several devices divide a cache, each computes its own splits (attention_held_kernel(), attention_wide_held_kernel()), and
+// attention_join_kernel() does steps 3 to 5 with those of all; divided_attention.h says when.
 #pragma once
 
 #include <cstddef>
@@ -72,6 +75,17 @@ struct RopeParams {
     int32_t first, rotated;  // dimensions [first, first + rotated) are rotated, the others pass through
 };
 uint64_t rope_turns(double inv_freq);
+
+// A split of a sequence, of which a device has the cells (AttentionParams::held).
+struct HeldSplit {
+    int32_t sequence, split;
+    int32_t place;  // in AttentionParams::partial, in tokens, each of which has `heads` rows: [kv_head][row]
+};
+
+// A sequence whose splits several devices hold: the place of split i is AttentionParams::places[first + i].
+struct DividedSequence {
+    int32_t sequence, first, splits;
+};
 
 struct AttentionParams {
     const float *q;      // [token][stride], heads side by side, before norm and RoPE
@@ -133,6 +147,18 @@ struct AttentionParams {
     // Wide heads: Attention::sums, [token][sums_stride]: [heads][2], or null.
     float *sums = nullptr;
     int64_t sums_stride = 0;
+    // Of a cache that several devices divide (divided_attention.h), without a window. The device has the blocks
+    // [first_block, end_block); block 0 would be at k_cache.bytes. append: cells in other blocks are left alone.
+    int32_t first_block = 0, end_block = INT32_MAX;
+    // attention_held_kernel(), attention_wide_held_kernel(): the splits to compute, with k in the cache already. Their rows
+    // [m, l, o] are left in `partial`, and attention_join_kernel() joins them. most_units: the most K/V heads times tiles of
+    // a sequence.
+    const HeldSplit *held = nullptr;
+    int32_t held_splits = 0, most_units = 0;
+    // attention_join_kernel(): most_rows: the most rows of a sequence and K/V head.
+    const DividedSequence *divided = nullptr;
+    const int32_t *places = nullptr;
+    int32_t divided_sequences = 0, most_rows = 0;
 };
 
 // Whether a launch of `tokens` tokens may set AttentionParams::prepare: the heads of a K/V head are whole
@@ -172,6 +198,9 @@ constexpr Splits splits_of(const AttentionParams &p, const SequenceInfo &s) {
 Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 SharedBytes attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 
+// The same for AttentionParams::held: the same shared memory, k and v in the cache, no joins.
+Kernel<AttentionParams> attention_held_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
+
 // Floats of AttentionParams::partial for launches with at most `items` (sequence, K/V head, tile,
 // split).
 constexpr int64_t attention_partial_floats(int64_t items, int32_t dim_v) {
@@ -201,6 +230,8 @@ constexpr int64_t attention_prefill_totals(int32_t dim_k, int32_t dim_v, int64_t
 // Wide heads: attention_append_kernel() first, if there is k, then all sequences in one launch, on a
 // persistent grid of any size. attention_wide.cu states the cost.
 Kernel<AttentionParams> attention_wide_kernel();
+// The same for AttentionParams::held, without joins.
+Kernel<AttentionParams> attention_wide_held_kernel();
 inline constexpr int kWideTotals = 9216;
 size_t attention_wide_shared();
 
@@ -235,6 +266,23 @@ constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, in
 // Also layers with a stride, with or without chosen cells (DeepSeek-V4, 2026).
 Kernel<AttentionParams> attention_chosen_kernel();
 size_t attention_chosen_shared();
+
+// Joins the splits of AttentionParams::divided, in order, from `partial` and writes `out`. Any grid, no shared memory.
+Kernel<AttentionParams> attention_join_kernel();
+// Upper bound on its blocks with work.
+int64_t attention_join_blocks(const AttentionParams &params);
+
+// Copies pages of K and V between a cache, or a part of one, and a run of bytes that is sent to another device.
+struct CopyPagesParams {
+    unsigned char *k, *v;    // [block][heads] pages; if v_page is 0, there are none of V
+    unsigned char *packed;   // [heads][count]: a page of K and one of V
+    const int32_t *blocks;   // [count]
+    int64_t k_page, v_page;  // bytes of a page, multiples of 32
+    int32_t count, heads;
+    bool unpack;  // from `packed` to the pages, else from the pages to `packed`
+};
+Kernel<CopyPagesParams> copy_pages_kernel();  // any grid, no shared memory
+int64_t copy_pages_blocks(const CopyPagesParams &params);
 
 // The work on all tokens: every token has its own tiles. Splits beyond a token's cells are empty items, so that the items
 // do not depend on lengths.

@@ -36,6 +36,8 @@ struct AttentionAppend {
     static DEVICE void append(const Params &p, int token, int cell, int sequence, int kv_head,
                               float *scratch) {
         const int32_t *table = p.tables + sequence * p.table_stride;
+        if (const int32_t block = table[cell / kPageCells]; block < p.first_block || block >= p.end_block)
+            return;
 #pragma unroll 1
         for (int i = 0; i < (p.latent ? 1 : 2); ++i) {
             const CachePages &pages = i == 0 ? p.k_cache : p.v_cache;

@@ -340,6 +340,39 @@ struct DecodeBody {
     }
 };
 
+// The splits of AttentionParams::held.
+template <int kDim, bool kPacked, bool kTuring>
+struct HeldBody {
+    using Params = AttentionParams;
+    using Decode = DecodeBody<kDim, kPacked, kTuring>;
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<typename Decode::Shared>();
+        grid_dep_wait();
+        grid_dep_trigger();
+        for (int i = block_index(); i < p.held_splits * p.most_units; i += block_count()) {
+            HeldItem item;
+            if (!find_held(p, i, item)) continue;
+            auto state = Decode::begin(p, {item.split.sequence, item.kv_head, item.tile, 0, 1, false,
+                                           item.split.split * kAttentionSplit, 0});
+            Decode::steps(p, state, shared);
+            store_held<kAttentionWarps>(p, state.sums, state.space, state.first_row, item.split.place);
+            block_sync();
+        }
+    }
+};
+
+template <int kDim, bool kPacked>
+struct AttentionHeld {
+    using Params = AttentionParams;
+    static constexpr const char *kName = "attention to held splits";
+    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim > 128 ? 1 : kPacked ? 4 : 2;
+
+    static DEVICE void run(const Params &p) {
+        run_for_device<HeldBody<kDim, kPacked, false>, HeldBody<kDim, kPacked, true>>(p);
+    }
+};
+
 template <int kDim, bool kPacked>
 struct AttentionDecode {
     using Params = AttentionParams;
@@ -365,6 +398,12 @@ Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_
     const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
     return is_packed(k) || is_packed(v) ? kernel_for<AttentionDecode, true>(dim)
                                         : kernel_for<AttentionDecode, false>(dim);
+}
+
+Kernel<AttentionParams> attention_held_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
+    const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
+    return is_packed(k) || is_packed(v) ? kernel_for<AttentionHeld, true>(dim)
+                                        : kernel_for<AttentionHeld, false>(dim);
 }
 
 SharedBytes attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {

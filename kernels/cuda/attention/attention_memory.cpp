@@ -44,6 +44,10 @@ bool is_latent(const Program &program, const Attention &a) {
     return program.cache_layers[static_cast<size_t>(a.cache)].head_dim_v == 0;
 }
 
+bool is_divided(const Program &program, const Attention &a) {
+    return program.cache_layers[static_cast<size_t>(a.cache)].divided;
+}
+
 bool is_wide(const Program &program, const Attention &a) {
     return a.chosen != kNoSlot || is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
 }
@@ -78,7 +82,7 @@ int64_t attention_totals(const Program &program, int32_t max_tokens) {
 int64_t attention_partials(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     int64_t floats = 0;
     for_each_step<Attention>(program, [&](const Attention &a) {
-        if (!a.attends()) return;
+        if (!a.attends() || is_divided(program, a)) return;
         if (is_wide(program, a)) {
             floats = std::max(floats, wide_room(a.heads, a.kv_heads) * item_floats(a));
             return;
@@ -99,7 +103,7 @@ AttentionLaunches attention_launches(const Program &program, std::span<const Seq
     AttentionLaunches launches;
     int64_t most_units = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {
-        if (!a.attends()) return;
+        if (!a.attends() || is_divided(program, a)) return;
         if (is_wide(program, a)) return;  // items that do not fit in `partial` run in order (wide_work())
         int64_t items = 0, units = 0, longest = 1;
         AttentionParams p{};

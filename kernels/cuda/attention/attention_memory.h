@@ -17,6 +17,8 @@ inline constexpr int32_t kDecodeRows = 64;
 
 // Whether the values are the first dimensions of the keys.
 bool is_latent(const Program &program, const Attention &step);
+// Whether several devices divide the cells of the step's cache layer (divided_attention.h, which has memory of its own).
+bool is_divided(const Program &program, const Attention &step);
 // Whether attention_wide_kernel() or attention_chosen_kernel() computes the step.
 bool is_wide(const Program &program, const Attention &step);
 
@@ -24,7 +26,7 @@ bool is_wide(const Program &program, const Attention &step);
 int64_t attention_counters(const Program &program, int32_t max_tokens);
 int64_t attention_totals(const Program &program, int32_t max_tokens);  // floats; as many as sm_75 needs
 
-// Floats of AttentionParams::partial: enough for one token of every sequence that the cache can hold
+// Floats of AttentionParams::partial of layers that are not divided: enough for one token of every sequence that the cache can hold
 // without sharing, and for launches that fill any device. Never more than a batch can use, and always
 // enough for one tile and K/V head of a sequence as long as the context. Precondition: cache.blocks has all
 // groups.

@@ -58,6 +58,7 @@ void AttentionRunner::prepare(const Program &program, const Attention &step, con
     cuda::prepare(attention_append_kernel().handle, kAppendShared);
     if (!step.attends()) return;
     cuda::prepare(rotate_heads_kernel().handle, kAppendShared);
+    if (is_divided(program, step)) DividedAttention::prepare(program, step, cache);
     if (step.chosen != kNoSlot || step.stride > 1) {
         cuda::prepare(attention_chosen_kernel().handle, attention_chosen_shared());
         return;
@@ -105,6 +106,11 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
     p.k_cache = cache_pages(cache.k(a.cache), k_type, a.head_dim_k, rotated);
     p.v_cache =
         p.latent ? p.k_cache : cache_pages(cache.v(a.cache), v_type, a.head_dim_v, rotates_values(v_type));
+    if (layer.divided) {
+        p.first_block = cache.first_block(group), p.end_block = cache.end_block(group);
+        for (CachePages *const pages : {&p.k_cache, &p.v_cache})
+            pages->bytes -= int64_t{p.first_block} * a.kv_heads * pages->page_bytes();
+    }
     p.side_by_side = is_wide(*program_, a) ? wide_room(a.heads, a.kv_heads) : 0;
     p.q_factors = input.factors(a.temperature);
     p.sequences = input.sequences(), p.sequence_count = input.sequence_count();
@@ -142,9 +148,9 @@ AttentionParams AttentionRunner::params(const Launcher &launcher, const Attentio
 bool AttentionRunner::enqueue(Launcher &launcher, const Attention &a, const QuantizeParams *quantize,
                               const Operands &operands) const {
     const int32_t tokens = operands.tokens;
-    const bool wide = is_wide(*program_, a);
+    const bool wide = is_wide(*program_, a), divided = is_divided(*program_, a);
     AttentionParams p = params(launcher, a, operands);
-    if (quantize && tokens <= kLinearTokens && !wide && p.v_cache.rotated == 0) {
+    if (quantize && tokens <= kLinearTokens && !wide && !divided && p.v_cache.rotated == 0) {
         p.prepare = *quantize;
         if (!can_prepare(p.prepare, tokens, a.heads / a.kv_heads, a.head_dim_v)) p.prepare = {};
     }
@@ -158,7 +164,11 @@ bool AttentionRunner::enqueue(Launcher &launcher, const Attention &a, const Quan
         append(launcher, tokens, p);
         return false;
     }
-    if (wide) {
+    if (divided) {
+        p.max_rows = kAllRows;
+        if (p.k != nullptr) append(launcher, tokens, p);
+        operands.divided.attend(launcher, operands.messages, a, p);
+    } else if (wide) {
         p.max_rows = kAllRows;
         if (p.k != nullptr) append(launcher, tokens, p);
         if (a.chosen != kNoSlot || a.stride > 1)

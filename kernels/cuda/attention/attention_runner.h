@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_memory.h"
+#include "kernels/cuda/attention/divided_attention.h"
 #include "kernels/cuda/attention/kv_memory.h"
 #include "kernels/cuda/linear/quantize.h"
 #include "kernels/cuda/runtime/batch_input.h"
@@ -36,6 +37,8 @@ class AttentionRunner {
         int32_t tokens;
         bool shares;                 // some sequence has shared cells
         AttentionLaunches launches;  // launches() of the batch
+        const DividedAttention &divided;
+        Messages &messages;  // to the ranks that hold the other cells of divided layers
     };
     void enqueue(Launcher &launcher, const Rope &step, const Operands &operands) const;
     // quantize: the quantization of the output, or null. Returns false if the caller must launch it separately.

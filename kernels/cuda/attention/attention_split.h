@@ -60,13 +60,15 @@ DEVICE float *partial_of(const AttentionParams &p, int item) {
     return p.partial + attention_partial_floats(item, p.dim_v);
 }
 
-// Stores the rows [m, l, o...] of this item.
+// Stores the first `rows` rows of a tile, [m, l, o...] each, from `to` on.
 template <int kWarps, int kTiles>
-DEVICE void store_partial(const AttentionParams &p, const Sums<kTiles> &sums, int item) {
+DEVICE void store_rows(const AttentionParams &p, const Sums<kTiles> &sums, float *to, int rows) {
     const int stride = p.dim_v + 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        float *row = partial_of(p, item) + ((lane_index() >> 2) + 8 * i) * stride;
+        const int at = (lane_index() >> 2) + 8 * i;
+        if (at >= rows) continue;
+        float *row = to + at * stride;
         if (warp_index() == 0 && (lane_index() & 3) == 0) {
             row[0] = sums.m[i];
             row[1] = sums.l[i];
@@ -79,6 +81,39 @@ DEVICE void store_partial(const AttentionParams &p, const Sums<kTiles> &sums, in
             row[3 + column] = sums.o[n][2 * i + 1];
         }
     }
+}
+
+// Stores the rows of this item.
+template <int kWarps, int kTiles>
+DEVICE void store_partial(const AttentionParams &p, const Sums<kTiles> &sums, int item) {
+    store_rows<kWarps>(p, sums, partial_of(p, item), kAttentionRows);
+}
+
+// Item `index` of AttentionParams::held: a tile of a K/V head in a split.
+struct HeldItem {
+    HeldSplit split;
+    int kv_head, tile;
+};
+
+// Returns false if the item has no work: there are fewer splits, or the sequence has fewer tiles.
+DEVICE bool find_held(const AttentionParams &p, int index, HeldItem &item) {
+    const int which = index / p.most_units, unit = index - which * p.most_units;
+    item = {};
+    if (which >= p.held_splits) return false;
+    item.split = p.held[which];
+    const int rows = p.sequences[item.split.sequence].count * (p.heads / p.kv_heads);
+    const int tiles = (rows + kAttentionRows - 1) / kAttentionRows;
+    item.kv_head = unit / tiles;
+    item.tile = unit - item.kv_head * tiles;
+    return item.kv_head < p.kv_heads;
+}
+
+// Stores the rows of a tile where attention_join_kernel() finds them. `place`: HeldSplit::place.
+template <int kWarps, int kTiles>
+DEVICE void store_held(const AttentionParams &p, const Sums<kTiles> &sums, const RowSpace &space,
+                       int first_row, int place) {
+    const int64_t row = int64_t{place} * p.heads + space.cache.kv_head * space.rows + first_row;
+    store_rows<kWarps>(p, sums, p.partial + row * (p.dim_v + 2), space.rows - first_row);
 }
 
 // True in the block that finished the last split of its tile. Resets the counter to zero.

@@ -564,6 +564,33 @@ struct WideBody {
     }
 };
 
+// The splits of AttentionParams::held.
+struct AttentionWideHeld {
+    using Params = AttentionParams;
+    using Wide = WideBody<false>;
+    static constexpr const char *kName = "attention wide, to held splits";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 2;
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<Wide::Shared>();
+        grid_dep_wait();
+        grid_dep_trigger();
+        for (int i = block_index(); i < p.held_splits * p.most_units; i += block_count()) {
+            HeldItem item;
+            if (!find_held(p, i, item)) continue;
+            if (thread_index() == 0)
+                shared.block.item = {
+                    item.split.sequence, item.kv_head, item.tile, item.split.split, 1, 2, 0, 0};
+            block_sync();
+            Sums<kTiles> sums;
+            Wide::sum_splits(p, shared, sums);
+            store_held<kWarps>(p, sums, Wide::space_of(p, shared.block), item.tile * kAttentionRows,
+                               item.split.place);
+            block_sync();
+        }
+    }
+};
+
 struct AttentionWide : WideBody<false> {
     static constexpr const char *kName = "attention wide";
     static constexpr int kThreads = cuda::kThreads, kBlocks = 2;
@@ -578,6 +605,10 @@ struct AttentionChosen : WideBody<true> {
 
 Kernel<AttentionParams> attention_wide_kernel() {
     return kernel_of<AttentionWide>();
+}
+
+Kernel<AttentionParams> attention_wide_held_kernel() {
+    return kernel_of<AttentionWideHeld>();
 }
 
 size_t attention_wide_shared() {

@@ -34,6 +34,10 @@ KvMemory::Layout KvMemory::layout(const Program &program, const CacheConfig &con
 KvMemory::KvMemory(const Program &program, const CacheConfig &config) : k_type_(config.k), v_type_(config.v) {
     Layout all = layout(program, config);
     layers_ = std::move(all.layers);
+    for (size_t group = 0; group < config.blocks.size(); ++group) {
+        const BlockId first = config.first.empty() ? 0 : config.first[group];
+        groups_.push_back({first, first + config.blocks[group]});
+    }
     if (config.pools) {
         pools_ = std::dynamic_pointer_cast<const DevicePools>(config.pools);
         assert(pools_ && pools_->memory.size() == all.bytes);
@@ -53,24 +57,28 @@ KvMemory::KvMemory(const Program &program, const CacheConfig &config) : k_type_(
 
 template <typename F>
 void KvMemory::visit(int32_t group, BlockId block, F f) const {
-    const auto at = static_cast<size_t>(block);
     for (const Layer &layer : layers_) {
         if (layer.group != group) continue;
         for (const Pages &pages : {layer.k, layer.v})
-            if (pages.bytes > 0) f(memory() + pages.at + at * pages.bytes, pages.bytes);
+            if (pages.bytes > 0) f(memory() + pages.at + offset(group, block, pages), pages.bytes);
     }
+}
+
+void KvMemory::clear(Stream &stream) const {
+    if (pools_) stream.fill(memory(), 0, pools_->memory.size());
 }
 
 void KvMemory::copy(Stream &stream, int32_t group, std::span<const BlockCopy> copies) const {
     const auto copy_pages = [&](const Pages &pages, BlockCopy blocks) {
         std::byte *const first = memory() + pages.at;
         if (pages.bytes > 0)
-            stream.copy_on_device(first + static_cast<size_t>(blocks.to) * pages.bytes,
-                                  first + static_cast<size_t>(blocks.from) * pages.bytes, pages.bytes);
+            stream.copy_on_device(first + offset(group, blocks.to, pages),
+                                  first + offset(group, blocks.from, pages), pages.bytes);
     };
     for (const Layer &layer : layers_) {
         if (layer.group != group) continue;
         for (const BlockCopy &blocks : copies) {
+            if (blocks.to < first_block(group) || blocks.to >= end_block(group)) continue;
             copy_pages(layer.k, blocks);
             copy_pages(layer.v, blocks);
         }

@@ -31,7 +31,15 @@ class KvMemory {
     std::byte *k(int32_t layer) const { return memory() + layers_[static_cast<size_t>(layer)].k.at; }
     std::byte *v(int32_t layer) const { return memory() + layers_[static_cast<size_t>(layer)].v.at; }
 
-    // As in Backend. copy() is asynchronous; the others return when they are done.
+    // Of a group: the first of its blocks that this device holds, and the end of them.
+    BlockId first_block(int32_t group) const { return group_of(group).first; }
+    BlockId end_block(int32_t group) const { return group_of(group).end; }
+
+    // Fills the pages with zeros.
+    void clear(Stream &stream) const;
+
+    // As in Backend. copy() is asynchronous and leaves out blocks that this device does not hold; the others return when they
+    // are done.
     void copy(Stream &stream, int32_t group, std::span<const BlockCopy> copies) const;
     void read(Stream &stream, int32_t group, BlockId block, std::span<std::byte> bytes) const;
     void write(Stream &stream, int32_t group, BlockId block, std::span<const std::byte> bytes) const;
@@ -44,6 +52,14 @@ class KvMemory {
         int32_t group;
         Pages k, v;
     };
+    struct Group {
+        BlockId first, end;
+    };
+    const Group &group_of(int32_t group) const { return groups_[static_cast<size_t>(group)]; }
+    // Bytes from the first block held of the group.
+    size_t offset(int32_t group, BlockId block, const Pages &pages) const {
+        return static_cast<size_t>(block - first_block(group)) * pages.bytes;
+    }
     struct Layout {
         std::vector<Layer> layers;
         size_t bytes = 0;
@@ -57,6 +73,7 @@ class KvMemory {
     CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
     std::shared_ptr<const DevicePools> pools_;  // null: no layer has any
     std::vector<Layer> layers_;
+    std::vector<Group> groups_;
 };
 
 }  // namespace runnel::kernels::cuda

@@ -171,6 +171,20 @@ void NcclGathers::gather(const Gather &gather, int32_t tokens, std::span<const c
     if (receives) unpack(gather, tokens);
 }
 
+void NcclGathers::exchange(std::span<const Message> sends, std::span<const Message> receives) {
+    use_device(device_.number);
+    nccl::Group::Exchange exchange{rank_, {}, {}, device_.stream.native()};
+    const auto add = [](std::vector<nccl::Group::Message> &to, std::span<const Message> messages) {
+        for (const Message &m : messages)
+            if (m.bytes > 0)
+                to.push_back({static_cast<size_t>(m.rank), reinterpret_cast<float *>(m.data),
+                              m.bytes / sizeof(float)});
+    };
+    add(exchange.sends, sends);
+    add(exchange.receives, receives);
+    if (!exchange.sends.empty() || !exchange.receives.empty()) group_->exchange({&exchange, 1});
+}
+
 void NcclGathers::pack(const Gather &gather, int32_t tokens, float *piece) {
     const int64_t values = gather.pieces[rank_].size(), slice = values / gather.slices;
     CopyParams params{};

@@ -46,6 +46,15 @@ class NcclGathers final : public DeviceGathers {
     bool joined() const { return group_ != nullptr; }
 
     void gather(const Gather &gather, int32_t tokens, std::span<const char> receivers) override;
+    // Bytes of device memory, a multiple of 4, to or from another rank.
+    struct Message {
+        int rank;
+        std::byte *data;
+        size_t bytes;
+    };
+    // Enqueues messages besides those of gathers, as one operation. All ranks call it at the same point of their work.
+    // Precondition: joined().
+    void exchange(std::span<const Message> sends, std::span<const Message> receives);
     void copy_in(Slot slot, int32_t tokens) override;
     void copy_out(Slot slot, int32_t tokens) override;
     void wait_for_earlier() override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention/attention_memory.h"
+#include "kernels/cuda/attention/divided_attention.h"
 #include "kernels/cuda/attention/kv_memory.h"
 #include "kernels/cuda/experts/expert_runner.h"
 #include "kernels/cuda/indexer/indexer_runner.h"
@@ -54,7 +55,7 @@ size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t ma
     const size_t states = ScanRunner::state_memory(program, cache);
     if (cache.blocks.empty()) return states;
     return states + KvMemory::bytes(program, cache) + BatchInput::table_bytes(cache, max_tokens) +
-           IndexerRunner::bytes(program, cache) +
+           IndexerRunner::bytes(program, cache) + DividedAttention::bytes(program, cache, max_tokens) +
            static_cast<size_t>(attention_partials(program, cache, max_tokens)) * sizeof(float);
 }
 
