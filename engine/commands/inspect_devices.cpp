@@ -123,7 +123,7 @@ std::string devices_text(const kernels::Program &program, const std::vector<Plan
     text +=
         format("an assumed link, %s: %.1f GB/s, %.0f microseconds.\n", std::string(request.link.name).c_str(),
                request.link.bandwidth / 1e9, request.link.latency * 1e6);
-    return text + "(--split context runs on the CPUs of several processes only.)\n";
+    return text;
 }
 
 Json devices_json(const kernels::Program &program, const std::vector<PlannedFormat> &formats,

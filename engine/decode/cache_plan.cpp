@@ -164,6 +164,14 @@ CacheBudget budget_of(const kernels::Device &device, const kernels::Program &sha
             }};
 }
 
+CacheBudget budget_of_share(CacheBudget budget, size_t rank) {
+    budget.cost = [rank, cost = std::move(budget.cost)](const kernels::CacheConfig &cache,
+                                                        const CacheShape &shape) {
+        return cost(kernels::share_of(cache, rank), shape);
+    };
+    return budget;
+}
+
 std::optional<ContextPlan> plan_context(const kernels::Program &program, std::span<const CacheBudget> budgets,
                                         const ContextRequest &request) {
     if (request.asked > kMostContext)

@@ -85,6 +85,9 @@ struct CacheBudget {
 CacheBudget budget_of(const kernels::Device &device, const kernels::Program &share, size_t free,
                       const ContextRequest &request);
 
+// The same budget for the caches of which the rank's device has its share (kernels::share_of).
+CacheBudget budget_of_share(CacheBudget budget, size_t rank);
+
 // Plans for several devices that run the program together: the plan fits all budgets. nullopt when not even
 // one context fits.
 std::optional<ContextPlan> plan_context(const kernels::Program &program, std::span<const CacheBudget> budgets,

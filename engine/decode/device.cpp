@@ -84,13 +84,16 @@ bool is_device_name(const std::string &name) {
 
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found) {
     const std::optional<int64_t> wanted = request.placement.gpu_layers;
-    const bool tensor = request.split == Split::Tensor;
-    if (request.split == Split::Context)
-        fail_choice(
-            "--split context runs on the CPUs of several processes: build with make MPI=1, and start with "
-            "mpirun -n 2 runnel-mpi");
+    const bool all_layers = runs_all_layers(request.split);
+    const auto expect_several = [&](bool are, const std::string &why) {
+        if (!all_layers || are) return;
+        fail_choice((request.split == Split::Tensor
+                         ? "--split tensor needs several GPUs"
+                         : "--split context needs several GPUs, or processes (mpirun -n 2 runnel-mpi)") +
+                    std::string(", but ") + why);
+    };
     if (request.device == found.cpu->name() || (wanted && *wanted <= 0)) {
-        if (tensor) fail_choice("--split tensor needs several GPUs, but nothing is to run on a GPU");
+        expect_several(false, "nothing is to run on a GPU");
         return {};
     }
     const bool required = request.device != "auto", any = !required || request.device == found.gpu_kind;
@@ -98,7 +101,7 @@ DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices 
     if (!any) gpus = gpus_named(names_in(request.device), found);
     if (gpus.empty() && required)
         fail_choice("--device " + request.device + ": " + how_many(found) + " (--device cpu needs no GPU)");
-    if (tensor && gpus.empty()) fail_choice("--split tensor needs several GPUs, but " + how_many(found));
+    expect_several(!gpus.empty(), how_many(found));
     if (gpus.empty()) return {.note = wanted ? how_many(found) + ": everything runs on the CPU" : ""};
     if (request.split == Split::None) return {.gpus = {most_memory(std::move(gpus))}, .required = required};
     const size_t shares = request.placement.shares.size();
@@ -106,13 +109,12 @@ DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices 
         fail_choice("--tensor-split has " + std::to_string(shares) + " shares, but " +
                     (any ? how_many(found) : "--device names " + std::to_string(gpus.size())));
     if (shares > 0) gpus.resize(shares);
-    if (tensor && gpus.size() < 2)
-        fail_choice("--split tensor needs several GPUs, but " + (shares > 0 ? "--tensor-split has one share"
-                                                                 : any      ? how_many(found)
-                                                                            : "--device names one"));
-    const bool fixed = tensor || shares > 0 || (!any && gpus.size() > 1);
+    expect_several(gpus.size() >= 2, shares > 0 ? "--tensor-split has one share"
+                                     : any      ? how_many(found)
+                                                : "--device names one");
+    const bool fixed = all_layers || shares > 0 || (!any && gpus.size() > 1);
     if (!fixed) sort_fastest_first(gpus);
-    return {.gpus = std::move(gpus), .required = required || tensor || shares > 0, .fixed = fixed};
+    return {.gpus = std::move(gpus), .required = required || all_layers || shares > 0, .fixed = fixed};
 }
 
 }  // namespace runnel::decode

@@ -44,6 +44,11 @@ size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, 
     return gpu.need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 
+// "--split tensor". Precondition: runs_all_layers(split).
+std::string split_option(Split split) {
+    return split == Split::Tensor ? "--split tensor" : "--split context";
+}
+
 // True if every layer has a window: a sequence may then be of any length.
 bool bound_by_window(const kernels::Program &program) {
     bool bound = true;
@@ -104,9 +109,7 @@ void Engine::open_head(const EngineOptions &options) {
     if (options.cache.window > 0)
         no_draft_block_ = draft_block_cannot("does not work with --window");
     else if (runs_all_layers(options.device.split))
-        no_draft_block_ =
-            draft_block_cannot(options.device.split == Split::Tensor ? "does not work with --split tensor"
-                                                                     : "does not work with --split context");
+        no_draft_block_ = draft_block_cannot("does not work with " + split_option(options.device.split));
     else if (!whole_group(model_.program))
         no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
     if (!no_draft_block_.empty()) return;
@@ -131,14 +134,13 @@ void Engine::start(const EngineOptions &options) {
     cpu_ = kernels::cpu_device(options.threads);
     devices_ = {cpu_};
     DeviceChoice choice;
-    const bool tensor = options.device.split == Split::Tensor,
-               all_layers = runs_all_layers(options.device.split);
+    const bool all_layers = runs_all_layers(options.device.split);
     if (const int processes = kernels::started_together(); all_layers && processes > 1)
         return start_processes(options, processes);
     if (all_layers || options.device.device != cpu_->name())  // listing GPUs takes a moment
         choice = choose_device(options.device, kernels::devices(options.threads));
     if (!choice.note.empty()) notes_.push_back(choice.note);
-    if (tensor) return start_tensor_split(options, choice);
+    if (all_layers) return start_tensor_split(options, choice);
     if (!choice.gpus.empty()) {
         const auto pass_over = [&](const std::string &why) {
             devices_ = {cpu_};
@@ -189,18 +191,21 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
 }
 
 void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice &choice) {
+    const bool by_cells = options.device.split == Split::Context;
     if (!draft_blocks_.empty()) {
-        no_draft_block_ = draft_block_cannot("does not work with --split tensor");
+        no_draft_block_ = draft_block_cannot("does not work with " + split_option(options.device.split));
         draft_blocks_.clear();
     }
-    TensorPlan plan =
-        plan_tensor_split(model_.program, choice.gpus, options.device.placement, context_request(options));
+    ContextRequest request = context_request(options);
+    if (by_cells) request.ranks = ranks_ = static_cast<int32_t>(choice.gpus.size());
+    TensorPlan plan = plan_tensor_split(model_.program, choice.gpus, options.device.placement, request);
     tensor_shares_ = std::move(plan.shares);
     devices_ = choice.gpus;
     for (const kernels::DevicePtr &gpu : devices_)
         if (std::string note = gpu->note(); !note.empty()) notes_.push_back(std::move(note));
     placement_ =
         "all layers on " + std::to_string(devices_.size()) + " GPUs, each with some rows of every matrix";
+    if (by_cells) placement_ += " and some cells of the cache";
     devices_.push_back(cpu_);
     start_executor(options, plan.context);
 }
@@ -214,7 +219,7 @@ void Engine::start_processes(const EngineOptions &options, int processes) {
     no_draft_block_ = draft_block_cannot("does not work on several processes");
     ContextRequest request = context_request(options);
     const bool by_cells = options.device.split == Split::Context;
-    if (by_cells) request.ranks = processes;
+    if (by_cells) request.ranks = ranks_ = processes;
     TensorPlan plan = plan_processes(model_.program, cpu_, processes, options.device.placement, request);
     kernels::Communicator &group = kernels::process_group();
     if (group.rank() > 0) {
@@ -323,16 +328,14 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
     else if (!draft_blocks_.empty())
         backend = keep_hidden_states(std::move(backend), states_ = std::make_shared<HiddenStates>(pairs()),
                                      model::state_of(draft_blocks_.front()));
-    executor_ = std::make_unique<Executor>(
-        std::move(backend), model_.program,
-        ExecutorOptions{
-            .context = plan.context,
-            .batch = options.batch,
-            .sequences = options.sequences,
-            .cells = plan.cells,
-            .types = options.cache.types,
-            .kept = kept_windows(options, plan),
-            .ranks = processes_ && options.device.split == Split::Context ? processes_->size() : 1});
+    executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
+                                           ExecutorOptions{.context = plan.context,
+                                                           .batch = options.batch,
+                                                           .sequences = options.sequences,
+                                                           .cells = plan.cells,
+                                                           .types = options.cache.types,
+                                                           .kept = kept_windows(options, plan),
+                                                           .ranks = ranks_});
 }
 
 std::string Engine::placement() const {

@@ -134,6 +134,7 @@ class Engine {
     Placement on_gpus_;
     std::vector<double> tensor_shares_;           // with --split tensor: of the GPUs, or of the processes
     kernels::Communicator *processes_ = nullptr;  // that run the model together; this one leads
+    int32_t ranks_ = 1;                           // with --split context: how many of them divide the cells
     bool divided_ = false;                        // the layers run partly on GPUs and partly on the CPU
     kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;

@@ -23,12 +23,28 @@ std::vector<double> shares_of(const Gpus &gpus, const std::vector<double> &reque
     return known ? bandwidths : std::vector<double>(gpus.size(), 1);
 }
 
-void expect_kernels(const kernels::Program &program, const kernels::Device &gpu) {
+// "--split tensor"
+std::string option_of(const ContextRequest &context) {
+    return context.ranks > 1 ? "--split context" : "--split tensor";
+}
+
+// CacheConfig::shares. Throws if the cells are to be divided, but there are none.
+std::vector<int32_t> cache_shares(const kernels::Program &program, const ContextRequest &context) {
+    std::vector<int32_t> shares = kernels::divided_groups(program, context.ranks);
+    if (context.ranks > 1 && std::ranges::count(shares, context.ranks) == 0)
+        throw DecodeError(
+            DecodeError::Kind::BadInput,
+            "--split context divides the cells of attention without a window, which this model does "
+            "not have: choose --split tensor");
+    return shares;
+}
+
+void expect_kernels(const kernels::Program &program, const kernels::Device &gpu, const std::string &option) {
     for (const std::string &missing : gpu.missing(program))
         if (!missing.empty())
             throw kernels::BackendError(
                 kernels::BackendError::Kind::NoKernel,
-                "--split tensor runs every step on the GPUs, but " + missing + ": choose --split layer");
+                option + " runs every step on the GPUs, but " + missing + ": choose --split layer");
 }
 
 // Names the GPU with the least room next to its rows.
@@ -41,7 +57,7 @@ void expect_kernels(const kernels::Program &program, const kernels::Device &gpu)
         if (room(r) < room(tightest)) tightest = r;
     throw DecodeError(
         DecodeError::Kind::OutOfMemory,
-        "the model does not fit with --split tensor: " + gpus[tightest]->name() + " has " +
+        "the model does not fit with " + option_of(request) + ": " + gpus[tightest]->name() + " has " +
             base::mebibytes(free[tightest]) + " free, and its rows need " + base::mebibytes(need(tightest)) +
             " without the cache: choose a smaller context with -c, other shares with --tensor-split, or "
             "--split layer");
@@ -52,26 +68,28 @@ void expect_kernels(const kernels::Program &program, const kernels::Device &gpu)
 TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
                              const PlacementRequest &request, const ContextRequest &context) {
     const int32_t layers = model::layers_of(program).count;
+    const std::string option = option_of(context);
     if (request.gpu_layers && *request.gpu_layers <= layers)
         throw DecodeError(
             DecodeError::Kind::BadInput,
-            "--split tensor runs all layers on the GPUs: leave out --gpu-layers, or choose --split layer");
+            option + " runs all layers on the GPUs: leave out --gpu-layers, or choose --split layer");
     if (request.cpu_experts)
-        throw DecodeError(
-            DecodeError::Kind::BadInput,
-            "--split tensor runs all experts on the GPUs: leave out --cpu-moe and --n-cpu-moe, or choose "
-            "--split layer");
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          option +
+                              " runs all experts on the GPUs: leave out --cpu-moe and --n-cpu-moe, or choose "
+                              "--split layer");
     std::vector<double> shares = shares_of(gpus, request.shares);
     assert(shares.size() == gpus.size());
-    const kernels::TensorProgram tensor = kernels::cut_program(program, shares);
+    const kernels::TensorProgram tensor =
+        kernels::cut_program(program, shares, cache_shares(program, context));
     FreeMemory free;
     std::vector<CacheBudget> budgets;
     for (size_t r = 0; r < gpus.size(); ++r) {
-        expect_kernels(tensor.programs[r], *gpus[r]);
+        expect_kernels(tensor.programs[r], *gpus[r], option);
         const size_t all = gpus[r]->free_memory();
         const size_t gathers = gpus.size() > 1 ? gpus[r]->gather_need(tensor.programs[r], context.batch) : 0;
         free.push_back(all - std::min(all, gathers));
-        budgets.push_back(budget_of(*gpus[r], tensor.programs[r], free.back(), context));
+        budgets.push_back(budget_of_share(budget_of(*gpus[r], tensor.programs[r], free.back(), context), r));
     }
     const auto plan = plan_context(program, budgets, context);
     if (!plan) fail_to_fit(tensor, gpus, free, context);
@@ -86,13 +104,8 @@ TensorPlan plan_processes(const kernels::Program &program, const kernels::Device
         throw DecodeError(DecodeError::Kind::BadInput, "--tensor-split has " + std::to_string(shares.size()) +
                                                            " shares, but there are " + std::to_string(ranks) +
                                                            " processes");
-    const std::vector<int32_t> cache_shares = kernels::divided_groups(program, context.ranks);
-    if (context.ranks > 1 && std::ranges::count(cache_shares, context.ranks) == 0)
-        throw DecodeError(
-            DecodeError::Kind::BadInput,
-            "--split context divides the cells of attention without a window, which this model does "
-            "not have: choose --split tensor");
-    const kernels::TensorProgram tensor = kernels::cut_program(program, shares, cache_shares);
+    const kernels::TensorProgram tensor =
+        kernels::cut_program(program, shares, cache_shares(program, context));
     ContextRequest each = context;
     each.cache_size = 0;
     std::vector<CacheBudget> budgets;
@@ -103,10 +116,7 @@ TensorPlan plan_processes(const kernels::Program &program, const kernels::Device
                                return kernels::block_bytes(own, cache);
                            }};
         if (context.cache_size == 0) budget = budget_of(*cpu, own, cpu->free_memory(), context);
-        budget.cost = [r, cost = budget.cost](const kernels::CacheConfig &cache, const CacheShape &shape) {
-            return cost(kernels::share_of(cache, r), shape);
-        };
-        budgets.push_back(std::move(budget));
+        budgets.push_back(budget_of_share(std::move(budget), r));
     }
     const auto plan = plan_context(program, budgets, each);
     if (!plan)

@@ -1,5 +1,6 @@
-// Plans --split tensor: every device runs all layers, each its rows of every matrix (kernels/tensor_program.h). The devices
-// are the GPUs of this process, or the CPUs of several processes.
+// Plans --split tensor and --split context: every device runs all layers, each its rows of every matrix
+// (kernels/tensor_program.h). With ContextRequest::ranks, as many as devices, they divide the cells of layers without a window,
+// otherwise the K/V heads of all layers. The devices are the GPUs of this process, or the CPUs of several processes.
 #pragma once
 
 #include <vector>
@@ -17,14 +18,14 @@ struct TensorPlan {
 };
 
 // The shares are the request's, or in proportion to the bandwidth of the GPUs' memory, or equal if that is not known of all.
-// Throws DecodeError{BadInput} if the request leaves something on the CPU, DecodeError{OutOfMemory} when no context fits,
+// Throws DecodeError{BadInput} if the request leaves something on the CPU or there are no cells to divide,
+// DecodeError{OutOfMemory} when no context fits,
 // and kernels::BackendError if a GPU cannot be opened or has no kernel for a step.
 TensorPlan plan_tensor_split(const kernels::Program &program, const std::vector<kernels::DevicePtr> &gpus,
                              const PlacementRequest &request, const ContextRequest &context);
 
 // For so many processes on CPUs like this one. The shares are the request's, or equal. ContextRequest::cache_size is the
-// limit of each process; with ContextRequest::ranks they divide the cells of layers without a window, otherwise the K/V heads
-// of all layers. Throws DecodeError as above, and {BadInput} if there are no cells to divide.
+// limit of each process. Throws DecodeError as above.
 TensorPlan plan_processes(const kernels::Program &program, const kernels::DevicePtr &cpu, int processes,
                           const PlacementRequest &request, const ContextRequest &context);
 

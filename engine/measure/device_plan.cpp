@@ -104,6 +104,9 @@ double received(double all, size_t ranks) {
     return all / static_cast<double>(ranks);
 }
 
+// Cells of a part of a sequence whose sums GPUs exchange (kernels/cuda/attention/divided_attention.h).
+constexpr int64_t kPartCells = 256;
+
 // Seconds of what the ranks exchange for a token after `filled` others.
 double exchange_seconds(const kernels::TensorProgram &tensor, const Link &link, int64_t filled) {
     const size_t ranks = tensor.programs.size();
@@ -115,12 +118,12 @@ double exchange_seconds(const kernels::TensorProgram &tensor, const Link &link, 
                    others *
                        static_cast<double>(tensor.vocabulary.empty() ? 0 : tensor.vocabulary.back().end) *
                        sizeof(float);
-    const auto ranges = static_cast<double>(filled / kernels::kRangeCells + 1);
+    const auto parts = static_cast<double>(filled / kPartCells + 1);
     const Program &first = tensor.programs.front();
     kernels::for_each_step<kernels::Attention>(first, [&](const kernels::Attention &a) {
         if (!a.attends() || !first.cache_layers[static_cast<size_t>(a.cache)].divided) return;
         ++operations;
-        bytes += others * ranges * static_cast<double>(a.heads) * (a.head_dim_v + 2) * sizeof(float);
+        bytes += others * parts * static_cast<double>(a.heads) * (a.head_dim_v + 2) * sizeof(float);
     });
     return received(bytes, ranks) / link.bandwidth + static_cast<double>(operations) * link.latency;
 }
@@ -144,12 +147,8 @@ std::optional<SharedPlan> plan_shared(const Program &program, const DevicePlanRe
         devices.emplace_back(devices.size(), static_cast<size_t>(device.memory), request.format);
     std::vector<decode::CacheBudget> budgets;
     for (size_t r = 0; r < devices.size(); ++r) {
-        budgets.push_back(
-            decode::budget_of(devices[r], tensor.programs[r], devices[r].free_memory(), longest));
-        budgets.back().cost = [r, cost = budgets.back().cost](const CacheConfig &cache,
-                                                              const decode::CacheShape &shape) {
-            return cost(kernels::share_of(cache, r), shape);
-        };
+        budgets.push_back(decode::budget_of_share(
+            decode::budget_of(devices[r], tensor.programs[r], devices[r].free_memory(), longest), r));
     }
     SharedPlan made;
     if (const auto fits = decode::plan_context(program, budgets, longest))

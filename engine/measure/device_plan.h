@@ -62,8 +62,8 @@ struct SharedPlan {
     int64_t context =
         0;  // the most cells of each sequence that fit; 0: the weights do not, or the context that has to
     // As DevicePlan::predicted: 1 / (the largest (W_i + P kv_i) / bandwidth_i + sum over gathers of (b / B + latency)), where
-    // b are the bytes that a device receives. Divided attention is one more gather per layer (cpu/divided_attention.h), with
-    // P kv in equal parts; with several devices, the logits are one, too.
+    // b are the bytes that a device receives. Divided attention (kernels/cuda/attention/divided_attention.h) is one more gather
+    // per layer, with P kv in equal parts; with several devices, the logits are one, too.
     std::optional<double> predicted;
 };
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -18,6 +17,7 @@
 #include "kernels/divided_groups.h"
 #include "kernels/tensor_backend.h"
 #include "kernels/tensor_program.h"
+#include "tests/engine/decode/executor_pair.h"
 #include "tests/support/counting_communicator.h"
 #include "tests/support/program_runs.h"
 #include "tests/support/tiny_program.h"
@@ -25,23 +25,16 @@
 using namespace runnel;
 using namespace runnel::decode;
 using kernels::CacheType;
+using tests::ExecutorPair;
+using tests::random_text;
+using tests::same_bits;
 using tests::TinyProgram;
 using tests::TinyShape;
+using tests::Tokens;
 
 namespace {
 
-using Tokens = std::vector<TokenId>;
 using Backends = std::vector<std::unique_ptr<kernels::Backend>>;
-
-Tokens random_tokens(std::mt19937 &random, size_t count) {
-    Tokens tokens(count);
-    for (TokenId &t : tokens) t = static_cast<TokenId>(random() % 50);
-    return tokens;
-}
-
-bool same(const std::vector<float> &a, const std::vector<float> &b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 Backends cpus(int32_t ranks) {
     Backends all;
@@ -56,69 +49,6 @@ Executor divided_executor(const kernels::Program &program, ExecutorOptions optio
         program, options);
 }
 
-// Sequences of two executors, to which the same happens.
-class Pair {
-  public:
-    Pair(Executor &one, Executor &several) : one_(one), several_(several) {}
-
-    size_t size() const { return of_one_.size(); }
-    int32_t length(size_t i) const { return of_one_[i].length(); }
-    void add() {
-        of_one_.push_back(one_.new_sequence());
-        of_several_.push_back(several_.new_sequence());
-    }
-    void fork(size_t i) {
-        of_one_.push_back(one_.fork(of_one_[i]));
-        of_several_.push_back(several_.fork(of_several_[i]));
-    }
-    void erase(size_t i) {
-        of_one_.erase(of_one_.begin() + static_cast<std::ptrdiff_t>(i));
-        of_several_.erase(of_several_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    void truncate(size_t i, int32_t length) {
-        of_one_[i].truncate(length);
-        of_several_[i].truncate(length);
-    }
-    // Reuses what both know of the text, as far as both do.
-    void attach(size_t i, const Tokens &text) {
-        one_.attach(of_one_[i], text);
-        several_.attach(of_several_[i], text);
-        const int32_t both = std::min(of_one_[i].length(), of_several_[i].length());
-        truncate(i, both);
-    }
-    // One step with tokens for some sequences; the logits must be equal.
-    void step(const std::vector<std::pair<size_t, Tokens>> &parts) {
-        std::vector<float> logits[2];
-        for (const bool several : {false, true}) {
-            std::vector<StepInput> inputs;
-            for (const auto &[i, tokens] : parts)
-                inputs.push_back({.cache = several ? &of_several_[i] : &of_one_[i],
-                                  .tokens = tokens,
-                                  .logit_rows = static_cast<int32_t>(std::min<size_t>(tokens.size(), 3))});
-            REQUIRE((several ? several_ : one_).step(inputs, logits[several]));
-        }
-        REQUIRE(same(logits[0], logits[1]));
-    }
-    // A draft and a branch of it that shares two tokens.
-    void step_with_branch(size_t i, const Tokens &tokens) {
-        std::vector<float> logits[2];
-        Tokens other = {tokens[0], tokens[1], tokens.back()};
-        for (const bool several : {false, true}) {
-            Executor &executor = several ? several_ : one_;
-            SequenceCache &cache = several ? of_several_[i] : of_one_[i];
-            SequenceCache branch = executor.fork(cache);
-            REQUIRE(executor.add({.cache = &cache, .tokens = tokens, .logit_rows = 2}));
-            REQUIRE(executor.add({.cache = &branch, .tokens = other, .logit_rows = 1, .shared = 2}));
-            REQUIRE(executor.run(logits[several]));
-        }
-        REQUIRE(same(logits[0], logits[1]));
-    }
-
-  private:
-    Executor &one_, &several_;
-    std::vector<SequenceCache> of_one_, of_several_;
-};
-
 void check_divided(const kernels::Program &program, int32_t ranks, uint32_t seed, CacheTypes types = {}) {
     CAPTURE(ranks);
     CAPTURE(seed);
@@ -128,8 +58,8 @@ void check_divided(const kernels::Program &program, int32_t ranks, uint32_t seed
     Executor one(kernels::cpu::make_cpu_backend(2), program, options);
     Executor several = divided_executor(program, options, ranks);
     CHECK(several.cache().pool(0).shares() == ranks);
-    Pair pair(one, several);
-    const Tokens text = random_tokens(random, 3000);
+    ExecutorPair pair(one, several);
+    const Tokens text = random_text(random, 3000);
     pair.add();
     for (int step = 0; step < 40; ++step) {
         const size_t i = random() % pair.size();
@@ -144,7 +74,7 @@ void check_divided(const kernels::Program &program, int32_t ranks, uint32_t seed
         } else if (what == 3) {
             pair.truncate(i, static_cast<int32_t>(random() % static_cast<size_t>(pair.length(i) + 1)));
         } else if (what == 4 && pair.length(i) > 0 && pair.length(i) < 2900) {
-            pair.step_with_branch(i, random_tokens(random, 5));
+            pair.step_with_branch(i, random_text(random, 5));
         } else if (what < 8 || pair.size() == 1) {
             const auto left = static_cast<size_t>(2900 - pair.length(i));
             const size_t count =
@@ -153,11 +83,11 @@ void check_divided(const kernels::Program &program, int32_t ranks, uint32_t seed
             const auto at = static_cast<size_t>(pair.length(i));
             pair.step({{i, random() % 3 ? Tokens(text.begin() + static_cast<std::ptrdiff_t>(at),
                                                  text.begin() + static_cast<std::ptrdiff_t>(at + count))
-                                        : random_tokens(random, count)}});
+                                        : random_text(random, count)}});
         } else {  // all sequences together
             std::vector<std::pair<size_t, Tokens>> parts;
             for (size_t s = 0; s < pair.size(); ++s)
-                if (pair.length(s) < 2900) parts.emplace_back(s, random_tokens(random, 1 + random() % 40));
+                if (pair.length(s) < 2900) parts.emplace_back(s, random_text(random, 1 + random() % 40));
             if (!parts.empty()) pair.step(parts);
         }
     }
@@ -214,9 +144,9 @@ TEST_CASE("divided cache: four devices with a quarter of the cells each run what
     Executor four = divided_executor(tiny.program(), options, 4);
     CHECK(four.cache().pool(0).size() == one.cache().pool(0).size());  // of which each device has a quarter
     std::mt19937 random(7);
-    Pair pair(one, four);
+    ExecutorPair pair(one, four);
     pair.add();
-    for (int32_t at = 0; at < kCells; at += 512) pair.step({{0, random_tokens(random, 512)}});
+    for (int32_t at = 0; at < kCells; at += 512) pair.step({{0, random_text(random, 512)}});
     CHECK(pair.length(0) == kCells);
     CHECK(four.cache().pool(0).free_blocks() == 0);
 }
@@ -240,7 +170,7 @@ TEST_CASE("divided cache: what goes around is the pages, or sums, of other ranks
         std::vector<float> logits;
         std::mt19937 random(6);
         const auto received = [&](size_t count) {
-            const Tokens tokens = random_tokens(random, count);
+            const Tokens tokens = random_text(random, count);
             const StepInput input{.cache = &sequence, .tokens = tokens, .logit_rows = 1};
             bytes = 0;
             REQUIRE(executor.step({&input, 1}, logits));
@@ -294,7 +224,7 @@ TEST_CASE(
     std::vector<float> logits;
     const base::Trace trace;  // of the first device's first thread, which exchanges
     for (int step = 0; step < 8; ++step) {
-        const Tokens tokens = random_tokens(random, 512);
+        const Tokens tokens = random_text(random, 512);
         const StepInput input{.cache = &sequence, .tokens = tokens, .logit_rows = 1};
         REQUIRE(executor.step({&input, 1}, logits));
     }
@@ -316,7 +246,7 @@ TEST_CASE(
     "divided cache: a device that fails is named, whatever the others wait for, and the next step works") {
     const TinyProgram tiny({.layers = 2, .type = gguf::Type::Q8_0}, 54);
     std::mt19937 random(54);
-    const Tokens tokens = random_tokens(random, 700);
+    const Tokens tokens = random_text(random, 700);
     for (const size_t failing : {0, 1, 2}) {
         std::atomic<bool> armed = false;
         Backends three = cpus(3);
@@ -337,7 +267,7 @@ TEST_CASE(
             }
             REQUIRE(executor.step({&input, 1}, logits));
             if (expected.empty()) expected = logits;
-            CHECK(same(logits, expected));
+            CHECK(same_bits(logits, expected));
         }
     }
 }

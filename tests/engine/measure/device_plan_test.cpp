@@ -117,10 +117,10 @@ TEST_CASE("device plan: every layer on all devices, compared with the formulas w
                 CHECK(static_cast<double>(plan->context) ==
                       doctest::Approx(ranks * (79 * kGiB - own) / cell).epsilon(0.01));
                 // Gathered: a layer's queries, keys and values or its output; the residual twice, the hidden values; once the
-                // embedding and the logits. Divided attention: the sums of 20 ranges of cells.
-                const double values = by_cells ? 8192 + 2 * 1024 : 8192, ranges = 20;
+                // embedding and the logits. Divided attention: the sums of 40 parts of the cells.
+                const double values = by_cells ? 8192 + 2 * 1024 : 8192, parts = 40;
                 double bytes = 80 * (values + 2 * 8192 + 28672) + 8192 + 128256, operations = 80 * 4 + 2;
-                if (by_cells) bytes += 80 * ranges * 64 * (128 + 2), operations += 80 * 3;
+                if (by_cells) bytes += 80 * parts * 64 * (128 + 2), operations += 80 * 3;
                 const double others = static_cast<double>(ranks - 1) / ranks;
                 const double read = (weights - table) / ranks + row + 10000 * cell / ranks;
                 const double seconds =
