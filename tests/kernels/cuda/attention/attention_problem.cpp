@@ -81,6 +81,49 @@ void launch_wide(Stream &stream, AttentionParams params, Way way, uint32_t block
         simt::run_kernel(stream, attention_wide_kernel(), {blocks, attention_wide_shared()}, params);
 }
 
+void launch_held(Stream &stream, AttentionParams params, const std::vector<SequenceInfo> &sequences,
+                 uint32_t blocks) {
+    std::vector<DividedSequence> divided;
+    std::vector<int32_t> places;
+    std::vector<HeldSplit> held[2];
+    int32_t place = 0, most_tokens = 0;
+    for (const SequenceInfo &s : sequences) {
+        const auto number = static_cast<int32_t>(divided.size());
+        divided.push_back({number, static_cast<int32_t>(places.size()),
+                           (s.past + s.count + kAttentionSplit - 1) / kAttentionSplit});
+        for (int32_t split = 0; split < divided.back().splits; ++split, place += s.count) {
+            held[split * kAttentionSplit / kernels::kRangeCells % 2].push_back({number, split, place});
+            places.push_back(place);
+        }
+        most_tokens = std::max(most_tokens, s.count);
+    }
+    if (params.k != nullptr) {
+        params.max_rows = 1 << 30;
+        simt::run_kernel(stream, attention_append_kernel(), {blocks, kAppendShared}, params);
+        params.k = params.v = nullptr;
+    }
+    params.most_rows = most_tokens * (params.heads / params.kv_heads);
+    params.most_units = params.kv_heads * ((params.most_rows + kAttentionRows - 1) / kAttentionRows);
+    const CacheType k = params.k_cache.type, v = params.v_cache.type;
+    for (const std::vector<HeldSplit> &own : held) {
+        if (own.empty()) continue;
+        const Buffer<HeldSplit> list(stream, own, "held splits");
+        params.held = list.data(), params.held_splits = static_cast<int32_t>(own.size());
+        if (is_wide(params.latent != 0, params.dim_k, params.dim_v))
+            simt::run_kernel(stream, attention_wide_held_kernel(), {blocks, attention_wide_shared()}, params);
+        else
+            simt::run_kernel(stream, attention_held_kernel(k, v, params.dim_k, params.dim_v),
+                             {blocks, attention_decode_shared(k, v, params.dim_k, params.dim_v)}, params);
+        stream.wait();
+    }
+    const Buffer<DividedSequence> all(stream, divided, "divided sequences");
+    const Buffer<int32_t> of_splits(stream, places, "places");
+    params.divided = all.data(), params.divided_sequences = static_cast<int32_t>(divided.size());
+    params.places = of_splits.data();
+    simt::run_kernel(stream, attention_join_kernel(), {blocks, 0}, params);
+    stream.wait();
+}
+
 // Compares the output of decode, quantized by the blocks that complete it, with a separate quantization.
 class PreparedOutput {
   public:
@@ -383,7 +426,9 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     if (way == Way::Decode && !shape.wide() && !params.v_cache.rotated && prepared.possible())
         params.prepare = prepared.asked();
     simt::take_reports();
-    if (shape.wide())
+    if (way == Way::Held)
+        launch_held(stream, params, infos, blocks);
+    else if (shape.wide())
         launch_wide(stream, params, way, blocks, items);
     else
         launch_narrow(stream, params, way, blocks);

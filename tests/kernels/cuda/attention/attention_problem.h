@@ -43,7 +43,9 @@ struct Shape {
 
 // Narrow heads: Split runs sequences of up to 16 rows by decode, the others by prefill.
 // Wide heads, and chosen cells: Decode runs splits side by side, Prefill in order; Split has memory for half of them only.
-enum class Way { Decode, Prefill, Split };
+// Held, without windows and chosen cells: a launch for the even ranges of kRangeCells cells and one for the odd ones, as on two
+// devices, and a join.
+enum class Way { Decode, Prefill, Split, Held };
 
 // A batch on the host: inputs and exact results.
 struct Problem {
