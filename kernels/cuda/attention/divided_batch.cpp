@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/cuda/attention/attention.h"
 
@@ -84,26 +86,30 @@ class Divider {
     void add_round(const std::vector<size_t> &sequences) {
         DividedBatch::Round round{};
         std::vector<DividedSequence> divided;
-        int32_t all = 0;
+        std::vector<size_t> ranks;  // by split of all sequences
+        round.ends.assign(static_cast<size_t>(group_.ranks), 0);
         for (const size_t s : sequences) {
-            divided.push_back({static_cast<int32_t>(s), all, divided_splits(spans_[s])});
-            all += divided.back().splits;
+            const int32_t splits = divided_splits(spans_[s]);
+            divided.push_back({static_cast<int32_t>(s), static_cast<int32_t>(ranks.size()), splits});
+            for (int32_t split = 0; split < splits; ++split) {
+                ranks.push_back(static_cast<size_t>(rank_of_split(s, split)));
+                round.ends[ranks.back()] += spans_[s].count;
+            }
             round.most_tokens = std::max(round.most_tokens, spans_[s].count);
         }
-        std::vector<int32_t> places(static_cast<size_t>(all));
+        std::vector<int64_t> next(round.ends.size());
+        std::exclusive_scan(round.ends.begin(), round.ends.end(), next.begin(), int64_t{0});
+        std::vector<int32_t> places;
         std::vector<HeldSplit> held;
-        int32_t place = 0;
-        for (int32_t rank = 0; rank < group_.ranks; ++rank) {
-            for (const DividedSequence &one : divided)
-                for (int32_t split = 0; split < one.splits; ++split) {
-                    const auto s = static_cast<size_t>(one.sequence);
-                    if (rank_of_split(s, split) != rank) continue;
-                    if (rank == group_.rank) held.push_back({one.sequence, split, place});
-                    places[static_cast<size_t>(one.first + split)] = place;
-                    place += spans_[s].count;
-                }
-            round.ends.push_back(place);
-        }
+        for (const DividedSequence &one : divided)
+            for (int32_t split = 0; split < one.splits; ++split) {
+                const size_t rank = ranks[places.size()];
+                places.push_back(static_cast<int32_t>(next[rank]));
+                next[rank] += spans_[static_cast<size_t>(one.sequence)].count;
+                if (static_cast<int32_t>(rank) == group_.rank)
+                    held.push_back({one.sequence, split, places.back()});
+            }
+        round.ends = std::move(next);
         round.held_splits = static_cast<int32_t>(held.size());
         round.sequences = static_cast<int32_t>(divided.size());
         round.held = append_words(words_, held);
@@ -113,6 +119,7 @@ class Divider {
     }
 
     void add_many() {
+        if (std::ranges::all_of(spans_, [&](const SequenceSpan &s) { return is_few(s); })) return;
         std::vector<SequenceInfo> whole(spans_.size()), own(spans_.size());
         std::vector<std::vector<BlockId>> pages(static_cast<size_t>(group_.ranks));
         std::vector<char> listed(static_cast<size_t>(group_.ranks) * static_cast<size_t>(group_.blocks));
@@ -135,11 +142,10 @@ class Divider {
             own[i].count = cuts[mine + 1] - cuts[mine];
             if (own[i].count == 0) own[i] = {};
             for (const BlockId block : table(i).first(static_cast<size_t>(blocks_of(s)))) {
-                if (listed[static_cast<size_t>(block)]++ == 0)
+                if (std::exchange(listed[static_cast<size_t>(block)], 1) == 0)
                     pages[static_cast<size_t>(group_.rank_of(block))].push_back(block);
             }
         }
-        if (out_.many_tokens == 0) return;
         out_.whole = append_words(words_, whole);
         out_.own = append_words(words_, own);
         out_.pages = words_.size();

@@ -67,30 +67,31 @@ TEST_CASE("divided GPUs: forks, roll-backs, shared prefixes, branches and batche
     pair.step({{0, random_text(random, 2)}, {1, random_text(random, 17)}});
 }
 
-TEST_CASE("divided GPUs: a model runs with --split context, with the text of one GPU") {
-    const Gpus gpus(3);
-    testing::ModelShape shape;
-    shape.layers = 2, shape.type = "Q8_0", shape.width = 32, shape.ff = 64, shape.heads = 4,
-    shape.kv_heads = 2, shape.head_dim = 32, shape.vocab = 300;
-    const testing::TemporaryModel model(shape);
-    EngineOptions options{.model = model.path, .threads = 1, .context = 96, .batch = 32};
-    options.device.device = "cuda:0";
-    ComputedText expected;
-    {
-        Engine one(options);
-        expected = compute(one);
-    }
-    options.device = {"cuda", {}, Split::Context};
-    {
+TEST_CASE("divided GPUs: models run with --split context, with the text of one GPU") {
+    const Gpus gpus(2);
+    EngineOptions options{.model = {}, .threads = 1, .context = 96, .batch = 32};
+    for (const auto &[arch, layers] : {std::pair{"deepseek2-lite", 1}, {"qwen35", 4}}) {
+        CAPTURE(arch);
+        testing::ModelShape shape;
+        shape.arch = arch, shape.layers = layers, shape.type = "Q8_0", shape.width = 32, shape.ff = 64,
+        shape.heads = 4, shape.kv_heads = 2, shape.head_dim = 32, shape.vocab = 300;
+        const testing::TemporaryModel model(shape);
+        options.model = model.path;
+        options.device = {"cuda:0"};
+        const ComputedText expected = [&] {
+            Engine one(options);
+            return compute(one);
+        }();
+        options.device = {"cuda", {}, Split::Context};
         Engine several(options);
         CHECK(several.placement() ==
-              "all layers on 3 GPUs, each with some rows of every matrix and some cells of the cache");
+              "all layers on 2 GPUs, each with some rows of every matrix and some cells of the cache");
         const ComputedText got = compute(several);
         CHECK(tests::same_bits(got.logits, expected.logits));
         CHECK(got.greedy == expected.greedy);
     }
-    // A model whose layers all have windows has no cells to divide.
-    options.cache.window = 64;
+    const testing::TemporaryModel model(testing::ModelShape{});
+    options.model = model.path, options.cache.window = 64;
     CHECK_THROWS_WITH_AS(Engine{options},
                          "--split context divides the cells of attention without a window, which this model "
                          "does not have: choose --split tensor",
