@@ -212,6 +212,25 @@ TEST_CASE("divided GPUs: two to four give the bits of one, for few and many toke
     }
 }
 
+TEST_CASE("divided GPUs: what goes around is rows of splits, or pages of K/V heads, and nothing else") {
+    constexpr int32_t kRanks = 4, kHeads = 4, kHeadDim = 16, kBlockFloats = kBlockTokens * 2 * kHeadDim / 2;
+    const Gpus gpus(kRanks);
+    const simt::WithNccl nccl;
+    TinyShape shape{.layers = 1, .width = 32, .feed_forward = 32, .heads = kHeads, .type = gguf::Type::Q8_0};
+    shape.kv_heads = 4, shape.head_dim_k = shape.head_dim_v = kHeadDim;
+    const TinyProgram tiny(shape, 5);
+    Divided divided(tiny.program(), kRanks, 7);
+    const std::vector<BlockId> table = divided.table(4, 0);
+    const auto floats = [&](int32_t past, int32_t count) {
+        const int64_t before = simt::nccl().floats;
+        divided.step({{table, past, count}});
+        return simt::nccl().floats - before;
+    };
+    // Six splits more, and 25 blocks more, whose K/V heads are on one rank each.
+    CHECK(floats(1601, 2) - floats(100, 2) == 6 * 2 * kHeads * (kHeadDim + 2) * (kRanks - 1));
+    CHECK(floats(840, 17) - floats(40, 17) == 25 * (kHeads - kHeads / kRanks) * kBlockFloats);
+}
+
 TEST_CASE("divided GPUs: packed keys and values, wide heads, biases by distance") {
     using enum CacheType;
     struct Case {
