@@ -202,7 +202,10 @@ TEST_CASE("several GPUs: batches, drafts and preemption give the text of one GPU
         options.cache.size = static_cast<int64_t>(cache_bytes(model::build(file).program, 128));
         Engine engine(options);
         const completion::PromptFormat format(engine.file(), engine.tokenizer());
-        Drafting drafting({.self_layers = drafts ? 1 : 0, .lookup = true}, engine, 3);
+        // (A fixed length: measured times would decide how often drafts are made.)
+        Drafting drafting(
+            {.self_layers = drafts ? 1 : 0, .lookup = true, .how = {.length = {.most = 3, .fixed = true}}},
+            engine, 3);
         CHECK(drafting.notes().empty());
         completion::CompletionQueue queue(
             engine, format, {.parallel = 3, .drafts = [&drafting] { return drafting.speculator(); }});
