@@ -106,13 +106,13 @@ template <int count, typename Ahead>
     }
 }
 
-// Up to so many tokens are multiplied row by row. Each token has sums across of its own, so the gain shrinks: on the same
-// Xeon and model, 2 sequences decode 16% faster, 3 and 4 7% faster.
+// Up to so many tokens are multiplied row by row. Each token has sums across of its own, so the gain shrinks: on the
+// cores and model below, 2 sequences decode 16% faster, 3 and 4 7% faster.
 constexpr int kQ8RowTokens = 4;
 
-// What is prefetched ahead of the row that is multiplied, in bytes: into L1, and farther ahead into L2. Measured on a Xeon of
-// 2023 (4th generation), decode of a 1.1B model, in shares of the bandwidth of one and of two cores: 94 and 88%; with L1 alone
-// 87 and 80%, without prefetching 73 and 70% (L1 4096 ahead 55%), with rows side by side 77 and 75%.
+// What is prefetched ahead of the row that is multiplied, in bytes: into L1, and farther ahead into L2. Measured on Xeon cores
+// with AMX, decode of a 1.1B model, in shares of the bandwidth of one and of two cores: 94 and 88%; with L1 alone 87 and 80%,
+// without prefetching 73 and 70% (L1 4096 ahead 55% of two), with rows side by side 77 and 75%.
 constexpr int64_t kQ8Near = 1536, kQ8Far = 5632;
 
 // Multiplies a tile of rows with the tokens t0 to t0 + count - 1.
