@@ -186,7 +186,9 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
                        [&](const kernels::CacheConfig &cache, const CacheShape &) {
                            return kernels::block_bytes(program, cache);
                        }});
-    const int64_t most = std::min(wanted * request.sequences, kMostContext);
+    // Each of several sequences takes whole blocks.
+    const int64_t each = request.sequences > 1 ? blocks_for(wanted) * kBlockTokens : wanted;
+    const int64_t most = std::min(each * request.sequences, kMostContext);
     const int64_t cells =
         fitting_cells(program, shape_of(0, request), all, given ? kMostContext : most, wanted);
     if (cells < least) return std::nullopt;

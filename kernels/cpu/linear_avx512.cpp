@@ -15,13 +15,11 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
-#include <type_traits>
-
 #include "kernels/cpu/linear_driver.h"
 #include "kernels/cpu/linear_grid_rows.h"
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
-#include "kernels/cpu/linear_q8_row.h"
+#include "kernels/cpu/linear_row32.h"
 #include "kernels/cpu/linear_tile.h"
 
 namespace runnel::kernels::cpu {
@@ -139,10 +137,8 @@ struct Engine32 {
     }
 
     template <int count>
-    static void multiply_rows(Rows rows, const Task &task,
-                              int32_t t0) requires(std::is_same_v<Format, FormatQ8_0> &&count <=
-                                                   kQ8RowTokens) {
-        multiply_q8_rows<count>(rows, task, t0);
+    static void multiply_rows(Rows rows, const Task &task, int32_t t0) requires(count <= kRowTokens<Format>) {
+        multiply_by_rows<Format, count>(rows, task, t0);
     }
 };
 

@@ -164,6 +164,9 @@ TEST_CASE("context: a context that fits is planned, one that does not is refused
     CHECK(plan_for({.own = 4096}).context == 4096);
     CHECK_FALSE(plan_for({.own = 4096}).reduced);
     CHECK(plan_for({.own = 4096, .asked = 100}).context == 100);
+    // Several sequences take whole blocks, so that all of them are as long as the context.
+    CHECK(plan_for({.own = 4096, .asked = 37, .sequences = 4}).cells == 4 * 64);
+    CHECK(plan_for({.own = 4096, .asked = 37, .sequences = 4}).context == 37);
     free = 1 << 20;  // 1/8 of it for the cache: 64 blocks
     const ContextPlan plan = plan_for({.own = 1 << 20});
     CHECK(plan.reduced);
