@@ -49,7 +49,7 @@ struct Planned {
     std::vector<Row> rows;  // the file's own formats come first
 
     double cache(CacheTypes types) const {
-        const int64_t cells = std::min(context * sequences, decode::kMostContext);
+        const int64_t cells = decode::cells_for(context, sequences);
         return static_cast<double>(decode::cache_bytes(
             program, {.cells = cells, .sequences = sequences, .batch = batch, .types = types}));
     }

@@ -102,6 +102,11 @@ int64_t blocks_for(int64_t cells) {
     return (cells + kBlockTokens - 1) / kBlockTokens;
 }
 
+int64_t cells_for(int64_t context, int32_t sequences) {
+    const int64_t each = sequences > 1 ? blocks_for(context) * kBlockTokens : context;
+    return std::min(each * sequences, kMostContext);
+}
+
 std::vector<GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape) {
     std::vector<GroupLayout> layouts;
     const std::vector<int32_t> shares = kernels::divided_groups(program, shape.ranks);
@@ -186,9 +191,7 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
                        [&](const kernels::CacheConfig &cache, const CacheShape &) {
                            return kernels::block_bytes(program, cache);
                        }});
-    // Each of several sequences takes whole blocks.
-    const int64_t each = request.sequences > 1 ? blocks_for(wanted) * kBlockTokens : wanted;
-    const int64_t most = std::min(each * request.sequences, kMostContext);
+    const int64_t most = cells_for(wanted, request.sequences);
     const int64_t cells =
         fitting_cells(program, shape_of(0, request), all, given ? kMostContext : most, wanted);
     if (cells < least) return std::nullopt;

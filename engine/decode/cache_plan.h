@@ -40,6 +40,9 @@ std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, c
 // is more. 0 without such layers.
 int32_t state_slots(const kernels::Program &program, const CacheShape &shape);
 
+// Cells for so many sequences of up to `context` cells, at most kMostContext: each of several takes whole blocks.
+int64_t cells_for(int64_t context, int32_t sequences);
+
 // Bytes of cache for `shape`. The second overload: for `cells` cells in every layer, rounded up to whole blocks.
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape);
 // The sizes of the pools, for sequences of up to `context` cells.

@@ -40,7 +40,7 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
 size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, CacheShape shape,
                    int64_t context, int64_t own) {
     const int64_t longest = std::min(context, own);
-    if (longest < context) shape.cells = std::min(shape.cells, longest * shape.sequences);
+    if (longest < context) shape.cells = std::min(shape.cells, cells_for(longest, shape.sequences));
     return gpu.need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 

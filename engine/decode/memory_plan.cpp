@@ -57,7 +57,7 @@ MemoryPlan memory_plan(const model::Model &model, const MemoryRequest &request) 
     const kernels::Program &program = model.program;
     const int64_t context = std::clamp<int64_t>(
         request.context > 0 ? request.context : model.hyper.context_length, 1, kMostContext);
-    const CacheShape shape{.cells = std::min(context * request.sequences, kMostContext),
+    const CacheShape shape{.cells = cells_for(context, request.sequences),
                            .sequences = request.sequences,
                            .batch = request.batch,
                            .types = request.types};

@@ -294,8 +294,9 @@ int64_t sequences_that_fit(const Program &program, double weights, double memory
     int64_t low = 0, high = std::min<int64_t>(decode::kMostContext / context, 1 << 20) + 1;
     while (high - low > 1) {  // `low` sequences fit; `high` do not, or are above the limit
         const int64_t middle = low + (high - low) / 2;
+        const auto sequences = static_cast<int32_t>(middle);
         const decode::CacheShape shape{
-            .cells = middle * context, .sequences = static_cast<int32_t>(middle), .types = types};
+            .cells = decode::cells_for(context, sequences), .sequences = sequences, .types = types};
         const bool fits = weights + static_cast<double>(decode::cache_bytes(program, shape)) <= memory;
         (fits ? low : high) = middle;
     }
