@@ -197,7 +197,7 @@ TEST_CASE("inspect --plan: a file or a bare shape gives sizes, formulas and a pl
     REQUIRE(plan["rows"].size() == 30);
     CHECK(plan["rows"][0]["format"] == "the file");
     CHECK(plan["rows"][0]["bits_per_weight"] == 32);
-    CHECK(plan["rows"][0]["cache_bytes"] == 63 * 32 * 256);  // 2,000 tokens in blocks of 32
+    CHECK(plan["rows"][0]["cache_bytes"] == 2 * 32 * 32 * 256);  // twice 1,000 tokens in blocks of 32
     for (const json &row : plan["rows"]) {
         CHECK(row["bytes"] == row["weight_bytes"].get<double>() + row["cache_bytes"].get<double>());
         CHECK(row["sequences_that_fit"].get<int64_t>() > 10);

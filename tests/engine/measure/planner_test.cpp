@@ -69,9 +69,10 @@ TEST_CASE("planner: windows stop growing, and the number of sequences that fit a
             CAPTURE(memory);
             const int64_t fit = sequences_that_fit(program, weights, memory, context, {});
             const auto total = [&](int64_t sequences) {
-                return weights + static_cast<double>(decode::cache_bytes(
-                                     program, {.cells = sequences * context,
-                                               .sequences = static_cast<int32_t>(sequences)}));
+                const auto count = static_cast<int32_t>(sequences);
+                return weights +
+                       static_cast<double>(decode::cache_bytes(
+                           program, {.cells = decode::cells_for(context, count), .sequences = count}));
             };
             if (fit > 0) CHECK(total(fit) <= memory);
             CHECK(total(fit + 1) > memory);
