@@ -377,13 +377,11 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
 
 std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &program, int32_t sequences,
                                                   std::vector<std::string> &notes) const {
-    const int64_t blocks =
-        (int64_t{executor_->context()} + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
     const ExecutorOptions options{
         .context = executor_->context(),
         .batch = executor_->batch_size(),
         .sequences = sequences,
-        .cells = std::min(executor_->cells(), blocks * kernels::kBlockTokens * sequences),
+        .cells = std::min(executor_->cells(), cells_for(executor_->context(), sequences)),
         .types = executor_->types()};
     const bool on_gpus = devices_.size() > 1;
     if (on_gpus && !divided_) try {

@@ -35,6 +35,19 @@ struct OutputPiece {
     size_t at;  // its first float among all pieces
 };
 
+// Sends this rank's message to all others and receives theirs. message_of(rank): where the rank's bytes are on this device.
+template <typename F>
+void exchange_with_all(Messages &messages, const DividedGroup &group, F message_of) {
+    std::vector<Messages::Message> sends, receives;
+    const Messages::Message own = message_of(group.rank);
+    for (int32_t rank = 0; rank < group.ranks; ++rank) {
+        if (rank == group.rank) continue;
+        if (own.bytes > 0) sends.push_back({rank, own.data, own.bytes});
+        if (const Messages::Message other = message_of(rank); other.bytes > 0) receives.push_back(other);
+    }
+    messages.exchange(sends, receives);
+}
+
 }  // namespace
 
 // --- memory ------------------------------------------------------------------------------------------------
@@ -170,7 +183,6 @@ void DividedAttention::attend_few(Launcher &launcher, Messages &messages, const 
             launcher.run(attention_held_kernel(k, v, p.dim_k, p.dim_v), items,
                          attention_decode_shared(k, v, p.dim_k, p.dim_v), p);
     }
-    std::vector<Messages::Message> sends, receives;
     const auto rows = [&](int32_t rank) {
         const auto end = [&](int32_t r) {
             return r < 0 ? size_t{0}
@@ -179,13 +191,7 @@ void DividedAttention::attend_few(Launcher &launcher, Messages &messages, const 
         };
         return Messages::Message{rank, partial_.data() + end(rank - 1), end(rank) - end(rank - 1)};
     };
-    const Messages::Message own = rows(group.rank);
-    for (int32_t rank = 0; rank < group.ranks; ++rank) {
-        if (rank == group.rank) continue;
-        if (own.bytes > 0) sends.push_back({rank, own.data, own.bytes});
-        if (const Messages::Message other = rows(rank); other.bytes > 0) receives.push_back(other);
-    }
-    messages.exchange(sends, receives);
+    exchange_with_all(messages, group, rows);
     launcher.run(attention_join_kernel(), attention_join_blocks(p), 0, p);
 }
 
@@ -325,14 +331,7 @@ void DividedAttention::exchange_outputs(Launcher &launcher, Messages &messages, 
         return Messages::Message{rank, received_.data() + first * sizeof(float),
                                  (ends[static_cast<size_t>(rank)] - first) * sizeof(float)};
     };
-    std::vector<Messages::Message> sends, receives;
-    const Messages::Message own = floats(group.rank);
-    for (int32_t rank = 0; rank < group.ranks; ++rank) {
-        if (rank == group.rank) continue;
-        if (own.bytes > 0) sends.push_back({rank, own.data, own.bytes});
-        if (const Messages::Message other = floats(rank); other.bytes > 0) receives.push_back(other);
-    }
-    messages.exchange(sends, receives);
+    exchange_with_all(messages, group, floats);
     for (const OutputPiece &piece : pieces)
         if (piece.rank != group.rank) copy(piece, true);
 }
