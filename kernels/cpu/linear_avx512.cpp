@@ -19,6 +19,7 @@
 #include "kernels/cpu/linear_grid_rows.h"
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
+#include "kernels/cpu/linear_row256.h"
 #include "kernels/cpu/linear_row32.h"
 #include "kernels/cpu/linear_tile.h"
 
@@ -136,9 +137,10 @@ struct Engine32 {
             });
     }
 
+    static constexpr int kRowTokens = kTokensByRows<Format>;
     template <int count>
-    static void multiply_rows(Rows rows, const Task &task, int32_t t0) requires(count <= kRowTokens<Format>) {
-        multiply_by_rows<Format, count>(rows, task, t0);
+    static void multiply_rows(const RowRange &rows, const Task &task) {
+        multiply_rows32<Format, count>(rows, task);
     }
 };
 
@@ -269,6 +271,12 @@ struct Engine256 {
                 add_scaled<count, false>(w, s, j, a, totals);
             });
         finish(s, a, count, totals, sums.p[block % 8]);
+    }
+
+    static constexpr int kRowTokens = kTokensByRows<Format>;
+    template <int count>
+    static void multiply_rows(const RowRange &rows, const Task &task) {
+        multiply_rows256<Format, count>(rows, task);
     }
 };
 

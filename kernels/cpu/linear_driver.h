@@ -165,13 +165,28 @@ template <typename Engine>
     return task.next == nullptr ? rows.base : task.next + b * kRows * kBlockBytes<Engine>;
 }
 
+// Up to this many tokens, an engine multiplies one row after the other (Engine::multiply_rows<tokens>()); 0: never.
+template <typename Engine>
+constexpr int kRowTokens = 0;
+template <typename Engine>
+requires requires {
+    Engine::kRowTokens;
+}
+constexpr int kRowTokens<Engine> = Engine::kRowTokens;
+
+// Rows that follow each other. next: the bytes that are read after them, or null.
+struct RowRange {
+    const std::byte *begin;
+    int64_t stride, count;
+    const std::byte *next;
+    [[gnu::always_inline]] const std::byte *operator[](int64_t row) const { return begin + row * stride; }
+};
+
 // Multiplies tokens [t0, t0 + count). Not inlined: GCC allocates registers far better
 // for one token count at a time.
 template <typename Engine, int count>
 [[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task, int32_t t0) {
     const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed) + t0;
-    if constexpr (requires { Engine::template multiply_rows<count>(rows, task, t0); })
-        return Engine::template multiply_rows<count>(rows, task, t0);  // one row after the other
     const int64_t blocks = record_count(task.cols);
     Partials sums;
     clear(sums, count);
@@ -192,23 +207,28 @@ void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
 template <typename Engine>
 void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
     static_assert(kFusedTokens == 8);
+    const auto multiply = [&]<int tokens>() __attribute__((always_inline)) {
+        // (Several passes have four tokens or more each, so fewer only come here where rows are always side by side.)
+        if constexpr (tokens >= 4 || tokens > kRowTokens<Engine>)
+            multiply_tile_fused<Engine, tokens>(rows, task, t0);
+    };
     switch (count) {
         case 1:
-            return multiply_tile_fused<Engine, 1>(rows, task, t0);
+            return multiply.template operator()<1>();
         case 2:
-            return multiply_tile_fused<Engine, 2>(rows, task, t0);
+            return multiply.template operator()<2>();
         case 3:
-            return multiply_tile_fused<Engine, 3>(rows, task, t0);
+            return multiply.template operator()<3>();
         case 4:
-            return multiply_tile_fused<Engine, 4>(rows, task, t0);
+            return multiply.template operator()<4>();
         case 5:
-            return multiply_tile_fused<Engine, 5>(rows, task, t0);
+            return multiply.template operator()<5>();
         case 6:
-            return multiply_tile_fused<Engine, 6>(rows, task, t0);
+            return multiply.template operator()<6>();
         case 7:
-            return multiply_tile_fused<Engine, 7>(rows, task, t0);
+            return multiply.template operator()<7>();
         default:
-            return multiply_tile_fused<Engine, 8>(rows, task, t0);
+            return multiply.template operator()<8>();
     }
 }
 #endif
@@ -306,9 +326,34 @@ void multiply_unpacked(const RowTiles &rows, const Task &task, std::byte *memory
         });
 }
 
-// Scratch: copies of rows, then unpacked tiles.
+// One row after the other. task.out: of the first row.
+template <typename Engine>
+void multiply_row_range(const RowRange &rows, const Task &task) {
+    const auto multiply = [&]<int tokens>() __attribute__((always_inline)) {
+        if constexpr (tokens <= kRowTokens<Engine>) Engine::template multiply_rows<tokens>(rows, task);
+    };
+    static_assert(kRowTokens<Engine> <= 4);
+    switch (task.tokens) {
+        case 1:
+            return multiply.template operator()<1>();
+        case 2:
+            return multiply.template operator()<2>();
+        case 3:
+            return multiply.template operator()<3>();
+        default:
+            return multiply.template operator()<4>();
+    }
+}
+
+// Scratch: copies of rows, then unpacked tiles; or what Engine::multiply_rows() makes of the activations.
 template <typename Engine>
 void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
+    if constexpr (kRowTokens < Engine >> 0)
+        if (task.tokens <= kRowTokens<Engine>) {
+            const int64_t stride = task.cols / Engine::kGroupCols * Engine::kGroupBytes;
+            task.out += row0;
+            return multiply_row_range<Engine>({weights + row0 * stride, stride, row1 - row0, next}, task);
+        }
     std::byte *copies = static_cast<std::byte *>(task.scratch);
     const RowTiles rows = row_tiles<Engine>(weights, row0, row1, task.cols, copies);
     task.rows = rows.rows();

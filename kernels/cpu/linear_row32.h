@@ -1,14 +1,13 @@
-// Products of rows with blocks of 32 weights and up to four tokens, for AVX-512: one row at a time with 64 columns in a
-// register, where other formats, and more tokens, have 16 rows side by side (linear_tile.h).
+// Products of rows with blocks of 32 weights and up to four tokens, for AVX-512: one row at a time (linear_row.h) with 64
+// columns in a register, where other formats, and more tokens, have 16 rows side by side (linear_tile.h).
 //
-// With few tokens the bytes of the weights limit the speed. Rows side by side are sixteen places to read from, and their
-// transposition costs shuffles (Q8_0: 32 per 544 bytes); a row is read in the order of addresses, with fewer (24), and the
+// The transposition of rows side by side costs shuffles (Q8_0: 32 per 544 bytes), the sums across a row fewer (24), and the
 // fifth bits of 64 weights are a mask register. The order of all float operations is that of the tiles: lane j holds what they
 // keep in their j-th partial sum of the row.
 #pragma once
 
-#include "kernels/cpu/linear_driver.h"
 #include "kernels/cpu/linear_packed.h"
+#include "kernels/cpu/linear_row.h"
 #include "kernels/cpu/linear_tile.h"
 
 namespace runnel::kernels::cpu {
@@ -45,13 +44,6 @@ template <typename Format>
         const auto fifth = static_cast<__mmask64>(uint64_t{bits[1]} << 32 | bits[0]);
         return _mm512_mask_add_epi8(nibbles, fifth, nibbles, splat(0x10101010));
     }
-}
-
-// The sums of the four lanes of each part of 128 bits of v[0] to v[3], in this order.
-[[gnu::always_inline]] inline Ints sums_of_parts(const Ints (&v)[4]) {
-    const Ints first = add32(interleave_low32(v[0], v[1]), interleave_high32(v[0], v[1]));
-    const Ints second = add32(interleave_low32(v[2], v[3]), interleave_high32(v[2], v[3]));
-    return add32(interleave_low64(first, second), interleave_high64(first, second));
 }
 
 // The integers of the eight groups of 32 columns: sum(w q). w: the weights of pairs of blocks.
@@ -120,8 +112,8 @@ struct RowScales {
 };
 
 // A row's products with `count` tokens, which are stored `out_stride` apart. records: of the first token; those of a token
-// are `tokens` apart. ahead(at): prefetches what is read after the 256 columns at `at`.
-template <typename Format, int count, typename Ahead>
+// are `tokens` apart.
+template <typename Format, int count>
 [[gnu::always_inline]] inline void multiply_row(const std::byte *row, int64_t cols,
                                                 const PackedQ8x32 *records, int64_t tokens, float *out,
                                                 int64_t out_stride, Ahead ahead) {
@@ -146,7 +138,7 @@ template <typename Format, int count, typename Ahead>
     };
     int64_t left = cols;
     for (; left >= kRecordCols; left -= kRecordCols, row += kRecordBytes<Format>, records += tokens) {
-        ahead(row);
+        ahead.prefetch<kRecordBytes<Format>>(row);
         add(row, 0xff);
     }
     if (left > 0) {
@@ -155,57 +147,17 @@ template <typename Format, int count, typename Ahead>
         add(padded, static_cast<__mmask8>((1u << left / 32) - 1));
     }
 #pragma GCC unroll 4
-    for (int t = 0; t < count; ++t) {  // as store_folded() does
-        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums[t]), _mm256_extractf128_ps(sums[t], 1));
-        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        out[t * out_stride] = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-    }
+    for (int t = 0; t < count; ++t) out[t * out_stride] = folded(sums[t]);
 }
 
-// The most tokens that are multiplied row by row; 0: a format whose rows are always side by side. Each token has sums across
-// of its own, so the gain shrinks.
-template <typename Format>
-constexpr int kRowTokens = 0;
-template <>
-inline constexpr int kRowTokens<FormatQ4_0> = 1;
-template <>
-inline constexpr int kRowTokens<FormatQ4_1> = 2;
-template <>
-inline constexpr int kRowTokens<FormatQ5_0> = 2;
-template <>
-inline constexpr int kRowTokens<FormatQ5_1> = 2;
-template <>
-inline constexpr int kRowTokens<FormatQ8_0> = 4;
-
-// What is prefetched ahead of the row that is multiplied, in bytes: into L1, and farther ahead into L2. Measured on Xeon cores
-// with AMX, decode of a 1.1B model (Q8_0), in shares of the bandwidth of one and of two cores: 94 and 88%; with L1 alone 87
-// and 80%, without prefetching 73 and 70% (L1 4096 ahead 55% of two), with rows side by side 77 and 75%.
-constexpr int64_t kNear = 1536, kFar = 5632;
-
-// Multiplies a tile of rows with the tokens t0 to t0 + count - 1.
+// y = W x for all tokens of the task.
 template <typename Format, int count>
-inline void multiply_by_rows(Rows rows, const Task &task, int32_t t0) {
-    const std::byte *end = rows[task.rows];
-    // What is `distance` after `at`, if the next tile follows this one; without a next tile, `at`.
-    const auto after = [&](const std::byte *at, int64_t distance) __attribute__((always_inline)) {
-        const std::byte *to = at + distance;
-        if (to < end) return to;
-        return task.next == nullptr ? at : task.next + (to - end);
-    };
-    const auto ahead = [&](const std::byte *at) __attribute__((always_inline)) {
-        const auto *near = reinterpret_cast<const char *>(after(at, kNear)),
-                   *far = reinterpret_cast<const char *>(after(at, kFar));
-#pragma GCC unroll 5
-        for (int i = 0; i < kRecordBytes<Format>; i += 64) {
-            _mm_prefetch(near + i, _MM_HINT_T0);
-            _mm_prefetch(far + i, _MM_HINT_T1);
-        }
-    };
-    const auto *records = static_cast<const PackedQ8x32 *>(task.packed) + t0;
-    float *out = task.out + t0 * task.out_stride;
-    for (int r = 0; r < task.rows; ++r)
-        multiply_row<Format, count>(rows[r], task.cols, records, task.tokens, out + r, task.out_stride,
-                                    ahead);
+inline void multiply_rows32(const RowRange &rows, const Task &task) {
+    const auto *records = static_cast<const PackedQ8x32 *>(task.packed);
+    for_each_row(
+        rows, [&](const std::byte *row, int64_t r, Ahead ahead) __attribute__((always_inline)) {
+            multiply_row<Format, count>(row, task.cols, records, count, task.out + r, task.out_stride, ahead);
+        });
 }
 
 }  // namespace
