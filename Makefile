@@ -38,7 +38,7 @@ KERNEL_OPT ?= $(patsubst -O2,-O3,$(OPT))
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-restrict -Werror
 # -ffp-contract=off: the order and rounding of every float operation is part of the product (kernels/cpu/README.md).
 SANITIZE ?=
-DEBUG ?= -g1
+DEBUG ?= $(if $(SANITIZE),-g1,-g0)
 # The heap below which GCC does not collect garbage, 400 MB: it would spend a tenth of the time on that.
 gcc_heap := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=400000)
 CXXFLAGS += -std=c++20 $(OPT) $(DEBUG) $(WARN) $(SANITIZE) -ffp-contract=off -fno-math-errno -pthread -I.
@@ -66,6 +66,8 @@ CUDA_ARCHS ?= $(or $(if $(and $(NVCC),$(filter dist,$(MAKECMDGOALS))),$(release_
 cuda_runtime := kernels/cuda/runtime/runtime.cpp
 cuda_kernels := $(shell find kernels/cuda -name '*.cu' | sort)
 cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(shell find kernels/cuda -name '*.cpp' | sort))
+cuda_unit := $(BUILD)/units/kernels/cuda.o
+cuda_host_objects := $(if $(filter 0,$(UNITS)),$(cuda_host:%.cpp=$(BUILD)/obj/%.o),$(cuda_unit))
 # The kernels use ldmatrix and mma of 8 columns, which exist from sm_75 on.
 too_old := $(filter 50 52 53 60 61 62 70 72,$(CUDA_ARCHS))
 ifneq ($(too_old),)
@@ -89,7 +91,7 @@ tightly = $(if $(many_archs),$(addsuffix =size,$(shell $(NVCC) --help | grep -om
 NVCCFLAGS += $(or $(INSPECT),$(tightly)) -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings -I. -Xcompiler -Wall,-Wextra
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
 cuda_objects := $(cuda_kernels:%.cu=$(BUILD)/obj/%.cuda.o) $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o) \
-  $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
+  $(cuda_host_objects)
 else
 cuda_objects := $(BUILD)/obj/kernels/cuda/devices_absent.o
 endif
@@ -118,15 +120,15 @@ tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 
 tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 
 # A fresh build would spend most of its time on headers that every file includes, so each folder is compiled as one unit,
-# with precompiled headers. alone: files that are not, being compiled for an instruction set, or because another file of
-# their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files. (Those of
+# with precompiled headers, and so is the host code of all of kernels/cuda/. alone: files that are not, being compiled for an
+# instruction set, or because another file of their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files. (Those of
 # kernels/cpu are joined only where their -O3 can use the headers' -O2.)
 UNITS ?= 1
 kernel_sources := $(filter gguf/group_search_% kernels/cpu/experts.cpp $(if $(filter -O2,$(OPT)),$(addprefix kernels/cpu/%,\
   _scalar.cpp _avx2.cpp _avx512.cpp _amx.cpp _absent.cpp),kernels/cpu/%),$(sources))
 alone := $(if $(filter 0,$(UNITS)),$(sources),$(kernel_sources) $(filter engine/commands/version.cpp \
   $(addprefix gguf/,encode_simple.cpp encode_symmetric.cpp output_file.cpp standard_encode_ternary.cpp value.cpp),$(sources)))
-unit_files = $(filter $(wildcard $(1)/*.cpp),$(filter-out $(alone),$(sources)))
+unit_files = $(if $(filter kernels/cuda,$(1)),$(cuda_host),$(filter $(wildcard $(1)/*.cpp),$(filter-out $(alone),$(sources))))
 units := $(patsubst %/,$(BUILD)/units/%.o,$(sort $(dir $(filter-out $(alone),$(sources)))))
 objects := $(alone:%.cpp=$(BUILD)/obj/%.o) $(units)
 
@@ -191,12 +193,12 @@ unit_flags = $(CXXFLAGS) -Wno-shadow $(if $(findstring clang,$(CXX)),,-Wno-subob
   $(gcc_heap) -fpch-preprocess)
 unit_headers := $(BUILD)/units/headers.h
 case_headers := $(BUILD)/units/tests/headers.h
-# Code that runs a few times per command or token, or waits for models and files: -O1 takes three quarters of the time.
+# Code that runs a few times per command or token, or waits for models and files: -Og takes 60% of the time.
 seldom_run := $(if $(filter -O2,$(OPT)),$(filter-out %/commands/models.o,$(filter $(addprefix $(BUILD)/units/engine/,commands.o \
   commands/% completion.o convert.o measure.o model.o model/% text/%),$(units))))
 seldom_headers := $(BUILD)/units/seldom/headers.h
 headers_of = $(if $(filter $(1),$(seldom_run)),$(seldom_headers),$(unit_headers))
-$(seldom_run) $(seldom_headers).gch: private override OPT := -O1
+$(seldom_run) $(seldom_headers).gch: private override OPT := -Og
 common_headers = algorithm chrono filesystem fstream functional map memory mutex nlohmann/json.hpp optional set \
   span string thread unordered_map variant vector
 export CCACHE_SLOPPINESS = pch_defines,time_macros
@@ -206,7 +208,7 @@ $(unit_headers).gch $(seldom_headers).gch $(case_headers).gch: Makefile | setup
 	@mkdir -p $(@D)
 	@printf '#include <%s>\n' $(common_headers) >$(@:.gch=)
 	$(Q)$(CXX) $(unit_flags) -x c++-header -o $@ $(@:.gch=)
-$(units): $(BUILD)/units/%.o: $$(call unit_files,$$*) Makefile $$(call headers_of,$$@).gch | setup
+$(units) $(cuda_unit): $(BUILD)/units/%.o: $$(call unit_files,$$*) Makefile $$(call headers_of,$$@).gch | setup
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
 	$(call say,$*/*.cpp)$(CXX) $(unit_flags) -include $(call headers_of,$@) -MMD -MP -c -o $@ $(@:.o=.cpp)
@@ -225,7 +227,7 @@ $(BUILD)/librunnel.a: $(objects)
 # In the tests the same kernel sources run in an emulator of the device (tests/simt/), which checks every load and
 # store through the calls that -fsanitize=thread inserts; the host code of kernels/cuda/ is that of the program.
 simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) \
-  $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu tests/gpu/device/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
+  $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu tests/gpu/device/*.cu)) $(cuda_host_objects)
 # (make asan takes the matrix kernels of make test: their many instances would take minutes to compile with sanitizers.)
 simt_objects := $(patsubst $(BUILD)/simt/kernels/cuda/linear/%,$(TEST_BUILD)/simt/kernels/cuda/linear/%,$(simt_objects))
 SIMT_UNDEFINED = $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)

@@ -18,14 +18,14 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-[[noreturn]] void refuse(const std::string &what) {
+[[noreturn]] void lack_kernel(const std::string &what) {
     throw BackendError(BackendError::Kind::NoKernel, "the GPU has no kernel for " + what + " yet");
 }
 
 constexpr int64_t kMaxHeads = 4096;  // keeps the number of rows, one per head and token, within an int32
 
 void expect(bool condition, const std::string &what) {
-    if (!condition) refuse(what);
+    if (!condition) lack_kernel(what);
 }
 
 class Planner {
@@ -66,21 +66,22 @@ class Planner {
 
     void use_tiles(WeightId id, Count count = Count::One) {
         if (!has_tiles(weight(id).type))
-            refuse("weights of type " + std::string(gguf::traits(weight(id).type).name) + " (" +
-                   weight(id).name + ")");
+            lack_kernel("weights of type " + std::string(gguf::traits(weight(id).type).name) + " (" +
+                        weight(id).name + ")");
         if (count == Count::One && weight(id).count != 1)
-            refuse("several matrices in one tensor (" + weight(id).name + ")");
+            lack_kernel("several matrices in one tensor (" + weight(id).name + ")");
         use(id, WeightUse::Tiles);
     }
     void use_floats(WeightId id) {
         if (id == kNoWeight) return;
-        if (weight(id).type != gguf::Type::F32) refuse("a vector that is not F32 (" + weight(id).name + ")");
+        if (weight(id).type != gguf::Type::F32)
+            lack_kernel("a vector that is not F32 (" + weight(id).name + ")");
         use(id, WeightUse::Floats);
     }
     void use(WeightId id, WeightUse as) {
         WeightUse &known = plan_.uses[static_cast<size_t>(id)];
         if (known != WeightUse::None && known != as)
-            refuse("a tensor used both as a matrix and as a vector (" + weight(id).name + ")");
+            lack_kernel("a tensor used both as a matrix and as a vector (" + weight(id).name + ")");
         known = as;
     }
 
@@ -121,14 +122,14 @@ class Planner {
     }
 
     void add(const Embed &step) {
-        if (step.table == kNoWeight) refuse("the ids of tokens");
+        if (step.table == kNoWeight) lack_kernel("the ids of tokens");
         use_tiles(step.table);
         if (step.positions != kNoWeight) use_tiles(step.positions);
         plan_.ops.push_back(step);
         written(step.out);
     }
     // Its tables are larger than the memory of GPUs: tens of gigabytes, of which a token reads a few rows.
-    void add(const HashedEmbed &) { refuse("tables of n-grams"); }
+    void add(const HashedEmbed &) { lack_kernel("tables of n-grams"); }
     void add(const Norm &step) {
         use_floats(step.weight);
         use_floats(step.bias);
@@ -359,7 +360,8 @@ class Planner {
     template <class Step>
     void add_recurrent(const Step &step, const char *what, std::initializer_list<Slot> inputs,
                        std::initializer_list<WeightId> vectors) {
-        for (const Slot in : inputs) expect(in != step.out, std::string(what) + " that overwrites its input");
+        for (const Slot in : inputs)
+            if (in == step.out) lack_kernel(std::string(what) + " that overwrites its input");
         for (const WeightId id : vectors) use_floats(id);
         plan_.ops.push_back(step);
         written(step.out);

@@ -5,6 +5,7 @@
 #include <cassert>
 
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/runtime/memory_need.h"
 #include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
@@ -12,10 +13,6 @@ namespace {
 
 // Enough for about 2,000 items at 128 dimensions: several for every block that a device runs at a time.
 constexpr int64_t kFillingFloats = int64_t{16} << 18;
-
-int64_t divide_up(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 
 int64_t tiles_of(const Attention &a, int64_t tokens) {
     return divide_up(tokens * (a.heads / a.kv_heads), kAttentionRows);

@@ -10,7 +10,7 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-constexpr const char *kName = "experts";
+constexpr const char *kMemoryName = "experts";
 
 RouteScore score_of(Routing::Score score) {
     switch (score) {
@@ -63,7 +63,7 @@ ExpertRunner::ExpertRunner(const Plan &plan, int32_t max_tokens) {
     const Sizes s = sizes(plan, max_tokens);
     if (s.rows == 0) return;
     const auto memory = [](int64_t bytes) {
-        return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), kName) : DeviceMemory();
+        return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), kMemoryName) : DeviceMemory();
     };
     for (DeviceMemory *m : {&chosen_, &weights_, &sources_, &rows_, &gate_weights_, &up_weights_})
         *m = memory(4 * s.rows);

@@ -9,9 +9,12 @@
 
 namespace runnel::kernels::cuda {
 
+constexpr int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
 // Rows of floats (slots and the runners' memory) start at multiples of 256 bytes.
 constexpr int64_t stride_of(int64_t width) {
-    return (width + 63) / 64 * 64;
+    return divide_up(width, 64) * 64;
 }
 static_assert(stride_of(Experts::kHiddenUnit) == Experts::kHiddenUnit);
 size_t slot_bytes(const Program &program, int32_t max_tokens);

@@ -37,10 +37,6 @@ Rows rows_of(const Program &program, std::span<float *const> slots, Slot slot) {
     return {slots[static_cast<size_t>(slot)], stride_of(width), static_cast<int32_t>(width)};
 }
 
-int64_t divide_up(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 int64_t blocks_for(int64_t threads) {
     return divide_up(threads, kScanThreads);
 }

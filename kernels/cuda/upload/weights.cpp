@@ -14,8 +14,8 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-constexpr size_t kAlignment = 256;
-constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: saturates the bus, cheap to pin
+constexpr size_t kTileAlignment = 256;
+constexpr size_t kBufferBytes = size_t{8} << 20;  // of a pinned buffer: saturates the bus, cheap to pin
 constexpr int kPieces = 4;
 constexpr size_t kSliceBytes = size_t{256} << 10;  // that a reader thread copies at a time
 constexpr size_t kBytesPerReader = size_t{1} << 20;
@@ -27,7 +27,7 @@ uint32_t repack_blocks(int64_t threads) {
 }
 
 size_t aligned(size_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
 }
 
 size_t device_bytes(const Weight &w, WeightUse use) {
@@ -44,7 +44,7 @@ size_t piece_bytes(const Program &program) {
         all += w.bytes();
         least = std::max(least, kTileRows * gguf::row_bytes(w.type, w.cols));
     }
-    return std::max(least, std::min(kPieceBytes, all));
+    return std::max(least, std::min(kBufferBytes, all));
 }
 
 // Threads that read the file: no more than the bus can use, and one per megabyte at most; a single
