@@ -13,7 +13,7 @@ namespace {
 
 }  // namespace
 
-bool Backend::execute(const Batch &, int32_t, std::span<TopLogit>, std::span<float>) {
+bool Backend::execute(const Batch &, int32_t, std::span<TopLogit>, std::span<ExpSum>) {
     not_offered("select candidates");
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/cache_type.h"
+#include "kernels/exp_sum.h"
 #include "kernels/program.h"
 
 namespace runnel::kernels {
@@ -175,12 +176,12 @@ class Backend {
     virtual int32_t most_candidates() const { return 0; }
     // execute(), but only the top `count` logits of every row come back. candidates: [logit_rows][count], in
     // descending order, the lower token first among equals. If any logit of the row is not finite, the first
-    // candidate has such a logit and the others are undefined. sums: [logit_rows], the sum of exp(logit -
-    // largest) over the whole row, in float32; not written when count is 1. Tokens outside the row's mask come
-    // last, with the logit -infinity, and are not part of the sum, but a logit that is not finite is reported all
-    // the same. Precondition: 1 <= count <= most_candidates(), count <= vocab.
+    // candidate is the first such token, with the logit NaN, and what else is returned of the row is undefined.
+    // sums: [logit_rows], the sum of exp(logit) over the whole row; not written when count is 1. Tokens outside
+    // the row's mask come last, with the logit -infinity, and are not part of the sum, but a logit that is not
+    // finite is reported all the same. Precondition: 1 <= count <= most_candidates(), count <= vocab.
     virtual bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
-                         std::span<float> sums);
+                         std::span<ExpSum> sums);
     // Reads the full logits of one row of the last executed batch. `row`: index in its logit_rows.
     // logits: [vocab].
     virtual void read_logits(int32_t row, std::span<float> logits);

@@ -24,7 +24,7 @@ class ForwardingBackend : public Backend {
     }
     int32_t most_candidates() const override { return device_->most_candidates(); }
     bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
-                 std::span<float> sums) override {
+                 std::span<ExpSum> sums) override {
         return device_->execute(batch, count, candidates, sums);
     }
     void read_logits(int32_t row, std::span<float> logits) override { device_->read_logits(row, logits); }

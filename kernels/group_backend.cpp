@@ -6,6 +6,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,16 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 // What the leader tells the followers to do.
-enum class Command : int32_t { Load, Execute, CopyBlocks, ReadBlock, WriteBlock, WriteState, End };
+enum class Command : int32_t {
+    Load,
+    Execute,
+    ReadLogits,
+    CopyBlocks,
+    ReadBlock,
+    WriteBlock,
+    WriteState,
+    End
+};
 
 WireWriter begin(Command command) {
     WireWriter message;
@@ -63,6 +73,8 @@ struct ReceivedBatch {
     std::vector<int32_t> tokens, positions, logit_rows;
     std::vector<SequenceSpan> sequences;
     std::vector<std::vector<BlockId>> tables;
+    std::vector<std::vector<uint64_t>> mask_bits;
+    std::vector<TokenMask> masks;
     Batch batch;
 };
 
@@ -77,6 +89,8 @@ void put(WireWriter &to, const Batch &batch) {
         to.put(span.tables.size());
         for (const auto &table : span.tables) to.list(table);
     }
+    to.put(batch.masks.size());
+    for (const TokenMask mask : batch.masks) to.list(mask);
 }
 
 void get(WireReader &from, ReceivedBatch &into) {
@@ -100,7 +114,14 @@ void get(WireReader &from, ReceivedBatch &into) {
     for (size_t s = 0; s < into.sequences.size(); ++s)
         for (size_t i = 0; i < table_counts[s]; ++i) into.sequences[s].tables.push_back(into.tables[table++]);
     into.batch.tokens = into.tokens, into.batch.positions = into.positions;
+    into.mask_bits.resize(from.get<size_t>());
+    into.masks.clear();
+    for (std::vector<uint64_t> &bits : into.mask_bits) {
+        from.list(bits);
+        into.masks.push_back(bits);
+    }
     into.batch.logit_rows = into.logit_rows, into.batch.sequences = into.sequences;
+    into.batch.masks = into.masks;
 }
 
 // What leader and followers do alike: one rank's part of the program on its device.
@@ -121,6 +142,11 @@ class Member {
     }
     std::string layout() const { return pieces_.layout(); }
     bool execute(const Batch &batch, std::span<float> logits) { return rank_->execute(batch, logits); }
+    bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates, std::span<ExpSum> sums) {
+        return rank_->execute(batch, count, candidates, sums);
+    }
+    int32_t most_candidates() const { return rank_ ? rank_->most_candidates() : 0; }
+    void read_logits(int32_t row, std::span<float> logits) { rank_->read_logits(row, logits); }
     std::exception_ptr error() const { return rank_ ? rank_->error() : nullptr; }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
         if (pieces_.holds_any(rank(), group, copies)) on_device([&] { device_.copy_blocks(group, copies); });
@@ -210,16 +236,19 @@ class LeadingBackend final : public Backend {
     }
 
     bool execute(const Batch &batch, std::span<float> logits) override {
-        if (batch.cancel != nullptr && *batch.cancel) return false;
-        WireWriter message = begin(Command::Execute);
-        put(message, batch);
+        return tell_to_execute(batch, 0) && with_own_error([&] { return member_.execute(batch, logits); });
+    }
+    int32_t most_candidates() const override { return member_.most_candidates(); }
+    bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
+                 std::span<ExpSum> sums) override {
+        return tell_to_execute(batch, count) &&
+               with_own_error([&] { return member_.execute(batch, count, candidates, sums); });
+    }
+    void read_logits(int32_t row, std::span<float> logits) override {
+        WireWriter message = begin(Command::ReadLogits);
+        message.put(row);
         tell(communicator_, message.bytes());
-        try {
-            return member_.execute(batch, logits);
-        } catch (const BackendError &) {
-            if (const std::exception_ptr own = member_.error()) std::rethrow_exception(own);
-            throw;
-        }
+        with_own_error([&] { member_.read_logits(row, logits); });
     }
     SlotRows exchange(Slot slot) override { return device_->exchange(slot); }
 
@@ -254,6 +283,26 @@ class LeadingBackend final : public Backend {
     }
 
   private:
+    // candidates: 0: whole rows. Returns false if the batch is cancelled already.
+    bool tell_to_execute(const Batch &batch, int32_t candidates) {
+        if (batch.cancel != nullptr && *batch.cancel) return false;
+        WireWriter message = begin(Command::Execute);
+        message.put(candidates);
+        put(message, batch);
+        tell(communicator_, message.bytes());
+        return true;
+    }
+    // Calls f; of an error of this rank's device, throws what the device said.
+    template <typename F>
+    std::invoke_result_t<F> with_own_error(F &&f) {
+        try {
+            return f();
+        } catch (const BackendError &) {
+            if (const std::exception_ptr own = member_.error()) std::rethrow_exception(own);
+            throw;
+        }
+    }
+
     std::unique_ptr<Backend> device_;
     Communicator &communicator_;
     Member member_;
@@ -289,9 +338,17 @@ void follow(Backend &device, Communicator &communicator, const Program &program,
                 member.load(program, cache, reader.get<int32_t>());
                 break;
             }
-            case Command::Execute:
+            case Command::Execute: {
+                const auto candidates = reader.get<int32_t>();
                 get(reader, received);
-                member.execute(received.batch, {});
+                if (candidates > 0)
+                    member.execute(received.batch, candidates, {}, {});
+                else
+                    member.execute(received.batch, {});
+                break;
+            }
+            case Command::ReadLogits:
+                member.read_logits(reader.get<int32_t>(), {});
                 break;
             case Command::CopyBlocks: {
                 const auto group = reader.get<int32_t>();

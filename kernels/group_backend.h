@@ -11,8 +11,8 @@
 namespace runnel::kernels {
 
 // Rank 0's Backend. Every call is repeated by the followers, until it is destroyed. load() throws if a follower has built
-// another program, or cannot load its part. There is no selection of candidates. info().kind tells layouts of blocks apart
-// (block_pieces.h). shares: as of cut_program(), one per rank.
+// another program, or cannot load its part. Candidates are selected by each rank (tensor_logits.h). info().kind tells layouts
+// of blocks apart (block_pieces.h). shares: as of cut_program(), one per rank.
 std::unique_ptr<Backend> make_leading_backend(std::unique_ptr<Backend> device, Communicator &communicator,
                                               std::span<const double> shares);
 

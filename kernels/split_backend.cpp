@@ -82,7 +82,7 @@ class SplitBackend final : public Backend {
         return logits_device_ ? devices_[*logits_device_]->most_candidates() : 0;
     }
     bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
-                 std::span<float> sums) override {
+                 std::span<ExpSum> sums) override {
         return run(batch, [&](size_t device, const Batch &part) {
             return device == logits_device_ ? devices_[device]->execute(part, count, candidates, sums)
                                             : devices_[device]->execute(part, {});

@@ -12,6 +12,7 @@
 #include "kernels/device_gathers.h"
 #include "kernels/partition.h"
 #include "kernels/rank_threads.h"
+#include "kernels/row_selection.h"
 #include "kernels/tensor_program.h"
 #include "kernels/tensor_rank.h"
 
@@ -78,21 +79,19 @@ class TensorBackend final : public Backend {
     }
 
     bool execute(const Batch &batch, std::span<float> logits) override {
-        if (batch.cancel != nullptr && *batch.cancel) return false;
-        if (ranks_.empty()) connect_ranks();
-        std::vector<char> done(devices_.size());
-        std::vector<std::exception_ptr> errors = run_all(
-            [&](size_t r) { done[r] = ranks_[r]->execute(batch, r == 0 ? logits : std::span<float>()); });
-        if (std::ranges::any_of(errors, [](const auto &error) { return error != nullptr; })) {
-            // The others only report that a rank failed; its own error says why.
-            std::vector<std::exception_ptr> own;
-            for (const auto &rank : ranks_) own.push_back(rank->error());
-            part_devices();  // the next batch connects them again, which may take seconds
-            throw_first(own);
-            for (const auto &error : errors)
-                if (error) std::rethrow_exception(error);
-        }
-        return std::ranges::all_of(done, [](char one) { return one != 0; });
+        return on_ranks(
+            batch, [&](size_t r) { return ranks_[r]->execute(batch, r == 0 ? logits : std::span<float>()); });
+    }
+    int32_t most_candidates() const override { return most_candidates_; }
+    bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
+                 std::span<ExpSum> sums) override {
+        return on_ranks(batch, [&](size_t r) {
+            if (r == 0) return ranks_[r]->execute(batch, count, candidates, sums);
+            return ranks_[r]->execute(batch, count, {}, {});
+        });
+    }
+    void read_logits(int32_t row, std::span<float> logits) override {
+        on_ranks([&](size_t r) { ranks_[r]->read_logits(row, r == 0 ? logits : std::span<float>()); });
     }
 
     SlotRows exchange(Slot slot) override { return devices_.front()->exchange(slot); }
@@ -146,6 +145,29 @@ class TensorBackend final : public Backend {
         throw_first(run_all(f));
     }
 
+    // Calls f(rank) on the threads of all ranks, which are connected anew after an error.
+    template <typename F>
+    void on_ranks(F &&f) {
+        const Errors errors = run_all(f);
+        if (std::ranges::all_of(errors, [](const auto &error) { return error == nullptr; })) return;
+        // The others only report that a rank failed; its own error says why.
+        Errors own;
+        for (const auto &rank : ranks_) own.push_back(rank->error());
+        part_devices();  // the next batch connects them again, which may take seconds
+        throw_first(own);
+        for (const auto &error : errors)
+            if (error) std::rethrow_exception(error);
+    }
+    // Runs a batch: execute(rank) returns false if it was cancelled.
+    template <typename F>
+    bool on_ranks(const Batch &batch, F &&execute) {
+        if (batch.cancel != nullptr && *batch.cancel) return false;
+        if (ranks_.empty()) connect_ranks();
+        std::vector<char> done(devices_.size());
+        on_ranks([&](size_t r) { done[r] = execute(r); });
+        return std::ranges::all_of(done, [](char one) { return one != 0; });
+    }
+
     // Throws the error of the lowest rank that has one, with the name of its device.
     void throw_first(const Errors &errors) const {
         for (size_t r = 0; r < errors.size(); ++r) {
@@ -188,6 +210,9 @@ class TensorBackend final : public Backend {
         for (size_t r = 0; r < devices_.size(); ++r)
             ranks_.push_back(std::make_unique<TensorRank>(*devices_[r], *communicators_[r], tensor_,
                                                           joined ? devices_[r]->gathers() : nullptr));
+        most_candidates_ = kMostSelected;
+        for (const auto &rank : ranks_)
+            most_candidates_ = std::min(most_candidates_, rank->most_candidates());
     }
 
     std::vector<std::unique_ptr<Backend>> devices_;
@@ -197,6 +222,7 @@ class TensorBackend final : public Backend {
     TensorProgram tensor_;
     BlockPieces pieces_;
     std::string gather_note_;
+    int32_t most_candidates_ = 0;
     std::vector<std::unique_ptr<Communicator>> communicators_;
     std::vector<std::unique_ptr<TensorRank>> ranks_;
     RankThreads threads_;

@@ -23,7 +23,7 @@ std::vector<std::unique_ptr<Communicator>> communicate_in_process(int size);
 // empty: errors name no device. After an error in execute(), the next batch gets new communicators. Gathers go directly
 // between the devices if these can (device_gathers.h), else through host memory; gather_note() says which, and why.
 // CacheConfig::shares: of each divided group as many as devices. Recurrent states are the same on all
-// devices. There is no selection of candidates: rows of logits come back whole. info().kind tells layouts of blocks apart
+// devices. Candidates are selected on each device (tensor_logits.h). info().kind tells layouts of blocks apart
 // (block_pieces.h).
 // LoadProgress runs on the threads of the devices, but never twice at a time.
 std::unique_ptr<Backend> make_tensor_backend(std::vector<std::unique_ptr<Backend>> devices,

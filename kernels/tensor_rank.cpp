@@ -80,7 +80,8 @@ TensorRank::TensorRank(Backend &device, Communicator &communicator, const Tensor
       tensor_(tensor),
       rank_(static_cast<size_t>(communicator.rank())),
       link_(std::make_unique<Link>(communicator)),
-      gathers_(gathers) {
+      gathers_(gathers),
+      logits_(device, communicator, tensor.vocabulary) {
     device_.connect(*link_);
     for (const Program &program : tensor.programs) received_.push_back(received(program, received_.empty()));
 }
@@ -96,10 +97,12 @@ auto TensorRank::on_device(F &&f) {
     }
 }
 
-bool TensorRank::execute(const Batch &batch, std::span<float> logits) {
+// Calls f; if it throws, all ranks fail.
+template <typename F>
+auto TensorRank::or_fail_all(F &&f) {
     error_ = nullptr;
     try {
-        return run(batch, logits);
+        return f();
     } catch (const std::exception &error) {
         // The other ranks must not wait for this one.
         if (gathers_) gathers_->abort();
@@ -108,28 +111,62 @@ bool TensorRank::execute(const Batch &batch, std::span<float> logits) {
     }
 }
 
-bool TensorRank::run(const Batch &batch, std::span<float> logits) {
-    const bool last = static_cast<size_t>(batch.part) + 1 == tensor_.part_ends.size();
-    const size_t rows = last && !tensor_.vocabulary.empty() ? batch.logit_rows.size() : 0;
-    const std::span<float> own = on_device([&] {
-        const size_t size = rows > 0 ? rows * static_cast<size_t>(vocabulary().size()) : 0;
-        if (communicator_.size() == 1) return logits;
-        if (logits_.size() < size) logits_.resize(size);
-        return std::span(logits_).first(size);
+bool TensorRank::execute(const Batch &batch, std::span<float> logits) {
+    return or_fail_all([&] { return run(batch, logits); });
+}
+
+bool TensorRank::execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
+                         std::span<ExpSum> sums) {
+    return or_fail_all([&] { return select(batch, count, candidates, sums); });
+}
+
+int32_t TensorRank::most_candidates() const {
+    return alone() ? device_.most_candidates() : logits_.most_candidates();
+}
+
+void TensorRank::read_logits(int32_t row, std::span<float> logits) {
+    or_fail_all([&] {
+        if (alone()) return device_.read_logits(row, logits);
+        const std::vector<float> own = on_device([&] { return logits_.read_row(row); });
+        logits_.give_rows(own, 1, logits);
     });
-    if (!run_stages(batch, own)) return false;
-    if (rows > 0 && communicator_.size() > 1) give_logits(rows, logits);
+}
+
+// The batch's rows of logits, if its part computes them.
+size_t TensorRank::logit_rows(const Batch &batch) const {
+    const bool last = static_cast<size_t>(batch.part) + 1 == tensor_.part_ends.size();
+    return last && !tensor_.vocabulary.empty() ? batch.logit_rows.size() : 0;
+}
+
+bool TensorRank::run(const Batch &batch, std::span<float> logits) {
+    const size_t rows = logit_rows(batch);
+    const std::span<float> own = on_device([&] { return alone() ? logits : logits_.own_rows(rows); });
+    if (!run_stages(batch, [&](const Batch &last) { return device_.execute(last, own); })) return false;
+    if (rows > 0 && !alone()) logits_.give_rows(own, rows, logits);
     return true;
 }
 
-bool TensorRank::run_stages(const Batch &batch, std::span<float> logits) {
-    const bool alone = communicator_.size() == 1;
+bool TensorRank::select(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
+                        std::span<ExpSum> sums) {
+    if (alone())
+        return run_stages(batch,
+                          [&](const Batch &last) { return device_.execute(last, count, candidates, sums); });
+    const size_t rows = logit_rows(batch);
+    const Batch own = on_device([&] { return logits_.begin(batch, rows, count); });
+    if (!run_stages(own, [&](const Batch &last) { return logits_.execute(last); })) return false;
+    if (rows > 0) logits_.give_candidates(candidates, sums);
+    return true;
+}
+
+// execute_last(part) runs the last part of the rank's program.
+template <typename Last>
+bool TensorRank::run_stages(const Batch &batch, Last &&execute_last) {
     Batch own = batch;
-    if (!alone) own.cancel = nullptr;
+    if (!alone()) own.cancel = nullptr;
     const size_t parts = tensor_.programs[rank_].parts.size();
     const auto part = static_cast<size_t>(batch.part);
     const size_t tokens = batch.tokens.size(), first = part == 0 ? 0 : tensor_.part_ends[part - 1];
-    const auto cancelled = [&] { return !alone && batch.cancel && *batch.cancel; };
+    const auto cancelled = [&] { return !alone() && batch.cancel && *batch.cancel; };
     // What crosses the border of the whole program does so in rank 0's host memory.
     const auto cross = [&](const std::vector<Slot> &slots, auto copy) {
         if (!gathers_ || rank_ > 0) return;
@@ -150,8 +187,7 @@ bool TensorRank::run_stages(const Batch &batch, std::span<float> logits) {
         own.part = stage.parts[rank_];
         if (own.part < 0) continue;
         const bool last = static_cast<size_t>(own.part) + 1 == parts;
-        if (!on_device([&] { return device_.execute(own, last ? logits : std::span<float>()); }))
-            return false;
+        if (!on_device([&] { return last ? execute_last(own) : device_.execute(own, {}); })) return false;
     }
     cross(tensor_.outer_parts[part].out, &DeviceGathers::copy_out);
     if (gathers_) on_device([&] { gathers_->wait(); });
@@ -216,32 +252,6 @@ bool TensorRank::gather(const Gather &gather, size_t tokens, bool cancelled) {
         }
     });
     return true;
-}
-
-// Sends the rank's logits to rank 0, which joins them.
-void TensorRank::give_logits(size_t rows, std::span<float> logits) {
-    const auto size_of = [&](const Range &range) { return rows * static_cast<size_t>(range.size()); };
-    if (rank_ > 0) {
-        const auto own = std::as_bytes(std::span(logits_).first(size_of(vocabulary())));
-        const Communicator::Send send{0, own};
-        communicator_.exchange(std::span(&send, own.empty() ? 0 : 1), {});
-        return;
-    }
-    const Cut &cut = tensor_.vocabulary;
-    const int64_t all = cut.back().end;
-    std::vector<std::vector<float>> others(cut.size());
-    std::vector<Communicator::Receive> receives;
-    on_device([&] {
-        for (size_t r = 1; r < cut.size(); ++r) {
-            if (cut[r].size() == 0) continue;
-            others[r].resize(size_of(cut[r]));
-            receives.push_back({static_cast<int>(r), std::as_writable_bytes(std::span(others[r]))});
-        }
-    });
-    communicator_.exchange({}, receives);
-    for (size_t r = 0; r < cut.size(); ++r)
-        copy_rows(r == 0 ? logits_.data() : others[r].data(), cut[r].size(), logits.data() + cut[r].begin,
-                  all, cut[r].size(), rows);
 }
 
 }  // namespace runnel::kernels

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <set>
@@ -18,6 +19,7 @@
 #include "kernels/backend.h"
 #include "kernels/communicator.h"
 #include "kernels/device_gathers.h"
+#include "kernels/tensor_logits.h"
 #include "kernels/tensor_program.h"
 
 namespace runnel::kernels {
@@ -34,6 +36,11 @@ class TensorRank {
     // ranks stop before the same stage; with one rank, the device decides. An error of the device ends the operations of
     // all ranks and is kept in error().
     bool execute(const Batch &batch, std::span<float> logits);
+    // The same with candidates (tensor_logits.h): all ranks have the masks of whole rows.
+    bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates, std::span<ExpSum> sums);
+    int32_t most_candidates() const;
+    // As Backend::read_logits(); by all ranks. With one rank whose device does not select, it throws.
+    void read_logits(int32_t row, std::span<float> logits);
     std::exception_ptr error() const { return error_; }
 
   private:
@@ -42,13 +49,17 @@ class TensorRank {
 
     template <typename F>
     auto on_device(F &&f);
+    template <typename F>
+    auto or_fail_all(F &&f);
     bool run(const Batch &batch, std::span<float> logits);
-    bool run_stages(const Batch &batch, std::span<float> logits);
+    bool select(const Batch &batch, int32_t count, std::span<TopLogit> candidates, std::span<ExpSum> sums);
+    template <typename Last>
+    bool run_stages(const Batch &batch, Last &&execute_last);
+    bool alone() const { return communicator_.size() == 1; }
+    size_t logit_rows(const Batch &batch) const;
     bool gather(const Gather &gather, size_t tokens, bool cancelled);
     bool go_on(bool cancelled);
     void enqueue(const Gather &gather, size_t tokens);
-    void give_logits(size_t rows, std::span<float> logits);
-    const Range &vocabulary() const { return tensor_.vocabulary[rank_]; }
     int64_t width(Slot slot) const { return tensor_.programs[rank_].slots[static_cast<size_t>(slot)].width; }
 
     Backend &device_;
@@ -59,7 +70,7 @@ class TensorRank {
     DeviceGathers *const gathers_;
     std::vector<std::set<Slot>> received_;  // by rank: slots that it gets from gathers
     std::vector<std::byte> pieces_;         // of a gather; only grows
-    std::vector<float> logits_;             // of the rank's part of the vocabulary
+    TensorLogits logits_;
     std::exception_ptr error_;
 };
 

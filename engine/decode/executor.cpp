@@ -218,14 +218,20 @@ bool Executor::run(StepOutput &output, const std::atomic<bool> *cancel,
                    std::span<const kernels::TokenMask> masks) {
     assert(masks.empty() || masks.size() == rows_.size());
     const int32_t count = std::min({candidates_, most_candidates(), vocab_});
-    output.candidates.resize(rows_.size() * static_cast<size_t>(count));
-    output.sums.resize(count > 1 ? rows_.size() : 0);
+    const size_t rows = rows_.size();
+    output.candidates.resize(rows * static_cast<size_t>(count));
+    sums_.resize(count > 1 ? rows : 0);
+    output.sums.clear();
     output.masked.clear();
     if (count == 0) return run(output.logits, cancel);
     for (const kernels::TokenMask mask : masks) output.masked.push_back(!mask.empty());
-    return execute(cancel, masks, [&](const kernels::Batch &batch) {
-        return backend_->execute(batch, count, output.candidates, output.sums);
+    const bool done = execute(cancel, masks, [&](const kernels::Batch &batch) {
+        return backend_->execute(batch, count, output.candidates, sums_);
     });
+    for (size_t row = 0; done && row < sums_.size(); ++row)
+        output.sums.push_back(
+            sums_[row].relative_to(output.candidates[row * static_cast<size_t>(count)].logit));
+    return done;
 }
 
 // on_device(batch) returns false when it was cancelled.

@@ -46,7 +46,8 @@ struct StepInput {
 struct StepOutput {
     std::vector<float> logits;                  // [rows][vocab]
     std::vector<kernels::TopLogit> candidates;  // [rows][count], descending; empty: full rows
-    std::vector<float> sums;   // [rows], see kernels::Backend::execute; empty for one candidate
+    std::vector<float>
+        sums;  // [rows], of exp(logit - largest) over the row or its mask; empty for one candidate
     std::vector<bool> masked;  // [rows], whether the candidates are those of a mask; empty: none are
 };
 
@@ -172,6 +173,7 @@ class Executor {
     std::vector<int32_t> tokens_, positions_, rows_;
     std::vector<kernels::SequenceSpan> spans_;
     std::vector<Grown> grown_;
+    std::vector<kernels::ExpSum> sums_;
     int32_t candidates_ = 0;  // enough for all rows so far; 0: full rows
 };
 

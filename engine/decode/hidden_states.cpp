@@ -160,7 +160,7 @@ class StateKeepingBackend final : public kernels::ForwardingBackend {
                (batch.logit_rows.empty() || ForwardingBackend::execute(output(batch), logits));
     }
     bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> candidates,
-                 std::span<float> sums) override {
+                 std::span<kernels::ExpSum> sums) override {
         return compute(batch) && (batch.logit_rows.empty() ||
                                   ForwardingBackend::execute(output(batch), count, candidates, sums));
     }

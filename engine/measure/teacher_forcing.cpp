@@ -29,12 +29,13 @@ class ForcedBackend final : public kernels::ForwardingBackend {
         return true;
     }
     bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> candidates,
-                 std::span<float> sums) override {
+                 std::span<kernels::ExpSum> sums) override {
         if (!ForwardingBackend::execute(batch, count, candidates, sums)) return false;
         find_forced(batch);
         const auto each = static_cast<size_t>(count);
         for (size_t row = 0; row < forced_.size(); ++row)
-            if (force(row, candidates.subspan(row * each, each)) && count > 1) sums[row] = 1;
+            if (force(row, candidates.subspan(row * each, each)) && count > 1)
+                sums[row] = {}, sums[row].add(kFarAbove);
         return true;
     }
     void read_logits(int32_t row, std::span<float> logits) override {

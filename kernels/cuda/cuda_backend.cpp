@@ -79,7 +79,7 @@ class CudaBackend final : public Backend {
     bool execute(const Batch &batch, std::span<float> logits) override;
     int32_t most_candidates() const override { return plan_.logits ? kMaxCandidates : 0; }
     bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
-                 std::span<float> sums) override;
+                 std::span<ExpSum> sums) override;
     void read_logits(int32_t row, std::span<float> logits) override;
     int64_t launches() const override { return stream_.launched(); }
     void connect(Communicator &ranks) override { messages_.connect(ranks); }
@@ -331,6 +331,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
         input_.upload(stream_, batch);
         divided_.upload(stream_, batch);
         scans_.upload(stream_, batch);
+        if (plan_.logits) logits_.reserve_masks(batch.masks.size());
     }
     assert(input_.holds(batch));
     tokens_ = static_cast<int32_t>(batch.tokens.size());
@@ -378,7 +379,7 @@ bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
 }
 
 bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
-                          std::span<float> sums) {
+                          std::span<ExpSum> sums) {
     assert(1 <= count && count <= kMaxCandidates && count <= program_.vocab);
     if (!start(batch, count)) return false;
     for (int32_t first = kLinearTokens; first < logit_rows_; first += kLinearTokens) {
@@ -386,11 +387,11 @@ bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<TopLogit>
         if (now_.masked) logits_.upload_masks(stream_, first);
         enqueue_logits(first, some);
     }
-    stream_.wait();
+    gathers_.joined() ? gathers_.wait() : stream_.wait();
     assert(logit_rows_ == 0 || static_cast<int64_t>(candidates.size()) == int64_t{logit_rows_} * count);
     std::copy_n(logits_.candidates(), int64_t{logit_rows_} * count, candidates.begin());
     for (int32_t row = 0; count > 1 && row < logit_rows_; ++row)
-        sums[static_cast<size_t>(row)] = logits_.summaries()[row].sum;
+        sums[static_cast<size_t>(row)] = logits_.sums()[row];
     return !cancelled(batch);
 }
 

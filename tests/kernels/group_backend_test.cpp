@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/row_selection.h"
 #include "tests/support/program_runs.h"
 #include "tests/support/tiny_program.h"
 
@@ -114,6 +115,50 @@ TEST_CASE("group: a leader and its followers give the bits of one device") {
             });
         for (const std::string &error : errors) CHECK(error == "");
     }
+}
+
+TEST_CASE("group: every rank selects tokens by the masks of the leader, and a row is read on demand") {
+    const TinyProgram tiny(shape_of(2), 2);
+    const Program &program = tiny.program();
+    constexpr size_t kVocab = 150, kRows = 3, kCount = 70;
+    const std::vector<int32_t> tokens = random_tokens(5, 2), positions = {0, 1, 2, 3, 4}, rows = {2, 3, 4};
+    const CacheConfig cache{{kBlocks}};
+    const auto whole = cpu::make_cpu_backend(1);
+    whole->load(program, cache, kMaxTokens);
+    const std::vector<float> logits = run(*whole, program, tokens, tokens.size());
+    const auto row_of = [&](size_t row) { return std::span(logits).subspan((row + 2) * kVocab, kVocab); };
+    const std::vector<uint64_t> odd(3, 0xaaaaaaaaaaaaaaaa), one = {0, 0, 2};
+    const std::vector<TokenMask> masks = {odd, {}, one};
+    const std::vector<double> shares = {2, 1, 1};
+    const auto errors = with_followers(
+        3, shares,
+        [&](Communicator &communicator) {
+            const auto device = cpu::make_cpu_backend(1);
+            follow(*device, communicator, program, shares);
+        },
+        [&](Backend &leader) {
+            CHECK(leader.most_candidates() == 0);
+            leader.load(program, cache, kMaxTokens);
+            REQUIRE(leader.most_candidates() == kMostSelected);
+            const std::vector<BlockId> table = {2};
+            const SequenceSpan span{0, 5, 0, {table}};
+            std::vector<TopLogit> found(kRows * kCount), expected(kCount);
+            std::vector<ExpSum> sums(kRows);
+            const Batch batch{tokens, positions, {&span, 1}, rows, nullptr, 0, masks};
+            REQUIRE(leader.execute(batch, kCount, found, sums));
+            for (size_t row = 0; row < kRows; ++row) {
+                select_candidates(row_of(row), masks[row], expected);
+                for (size_t i = 0; i < kCount; ++i) {
+                    CHECK(found[row * kCount + i].token == expected[i].token);
+                    CHECK(found[row * kCount + i].logit == expected[i].logit);
+                }
+                CHECK(sums[row] == sum_of_exp(row_of(row), masks[row]));
+            }
+            std::vector<float> read(kVocab);
+            leader.read_logits(1, read);
+            CHECK(std::ranges::equal(read, row_of(1)));
+        });
+    for (const std::string &error : errors) CHECK(error == "");
 }
 
 TEST_CASE("group: a follower with another program is named") {

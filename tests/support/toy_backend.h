@@ -106,7 +106,7 @@ class ToyBackend final : public kernels::Backend {
 
     int32_t most_candidates() const override { return selects; }
     bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> largest,
-                 std::span<float> sums) override {
+                 std::span<kernels::ExpSum> sums) override {
         if (count < 1 || count > selects || count > vocab_) throw std::logic_error("candidates");
         if (largest.size() != batch.logit_rows.size() * static_cast<size_t>(count))
             throw std::logic_error("candidates size");
@@ -125,10 +125,10 @@ class ToyBackend final : public kernels::Backend {
             for (; refused != sorted.end(); ++refused)
                 refused->logit = -std::numeric_limits<float>::infinity();
             std::copy_n(sorted.begin(), count, largest.begin() + static_cast<std::ptrdiff_t>(r) * count);
-            float sum = 0;
+            if (count == 1) continue;
+            sums[r] = {};
             for (int32_t id = 0; id < vocab_; ++id)
-                if (is_allowed(id)) sum += std::exp(row_of(r)[static_cast<size_t>(id)] - sorted[0].logit);
-            if (count > 1) sums[r] = sum;
+                if (is_allowed(id)) sums[r].add(row_of(r)[static_cast<size_t>(id)]);
         }
         candidates += largest.size();
         return true;
@@ -174,6 +174,8 @@ class ToyBackend final : public kernels::Backend {
                 return !std::isfinite(a.logit) && std::isfinite(b.logit);
             return a.logit > b.logit;
         });
+        for (kernels::TopLogit &one : all)
+            if (!std::isfinite(one.logit)) one.logit = std::numeric_limits<float>::quiet_NaN();
         return all;
     }
 

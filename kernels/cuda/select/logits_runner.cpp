@@ -31,7 +31,7 @@ size_t chunks_of(int64_t vocab) {
 size_t LogitsRunner::bytes(const Program &program, const Logits &step) {
     const size_t chunks = chunks_of(program.vocab) * kRows;
     return kept_bytes(program, step) + static_cast<size_t>(program.vocab) * kRows * sizeof(float) +
-           chunks * (kMaxCandidates * sizeof(uint64_t) + sizeof(RowSummary)) +
+           chunks * (kMaxCandidates * sizeof(uint64_t) + sizeof(ExpSum)) +
            kRows * (sizeof(uint64_t) + sizeof(uint32_t)) +
            kRows * (mask_bytes_of(program.vocab) + sizeof(int32_t));
 }
@@ -47,13 +47,13 @@ LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t m
     kept_ = DeviceMemory(kept_bytes(program, step), kName);
     logits_ = DeviceMemory(logits, kName);
     keys_ = DeviceMemory(chunks * kMaxCandidates * sizeof(uint64_t), kName);
-    partial_ = DeviceMemory(chunks * sizeof(RowSummary), kName);
+    partial_ = DeviceMemory(chunks * sizeof(ExpSum), kName);
     best_ = DeviceMemory(kRows * sizeof(uint64_t), kName);
     counters_ = DeviceMemory(kRows * sizeof(uint32_t), kName);
     masks_ = DeviceMemory(masks_bytes(), kName);
     host_logits_ = PinnedMemory(logits);
     host_candidates_ = PinnedMemory(static_cast<size_t>(max_tokens) * kMaxCandidates * sizeof(TopLogit));
-    host_summaries_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(RowSummary));
+    host_sums_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(ExpSum));
     Stream stream;
     for (const DeviceMemory *zeroed : {&best_, &counters_}) stream.fill(zeroed->data(), 0, zeroed->size());
     stream.wait();
@@ -95,9 +95,13 @@ void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, con
                      {logits_.as<float>(), int64_t{count} * vocab_, step_.softcap});
 }
 
-void LogitsRunner::stage_masks(std::span<const TokenMask> masks) {
-    const size_t bytes = (masks.size() + kRows - 1) / kRows * masks_bytes();
+void LogitsRunner::reserve_masks(size_t rows) {
+    const size_t bytes = (rows + kRows - 1) / kRows * masks_bytes();
     if (host_masks_.size() < bytes) host_masks_ = PinnedMemory(bytes);
+}
+
+void LogitsRunner::stage_masks(std::span<const TokenMask> masks) {
+    assert(host_masks_.size() >= (masks.size() + kRows - 1) / kRows * masks_bytes());
     for (size_t first = 0; first < masks.size(); first += kRows) {
         std::byte *to = host_masks_.as<std::byte>() + first / kRows * masks_bytes();
         const std::span<int32_t> numbers(reinterpret_cast<int32_t *>(to), kRows);
@@ -141,9 +145,9 @@ void LogitsRunner::enqueue_candidates(Launcher &launcher, int32_t first, int32_t
                                  chunks(),
                                  largest,
                                  keys_.as<uint64_t>(),
-                                 partial_.as<RowSummary>(),
+                                 partial_.as<ExpSum>(),
                                  to,
-                                 host_summaries_.as<RowSummary>() + first,
+                                 host_sums_.as<ExpSum>() + first,
                                  masks};
     launcher.run_exactly(candidate_chunk_kernel(), int64_t{count} * chunks(), candidate_shared(), params);
     launcher.run_exactly(candidate_row_kernel(), count, candidate_shared(), params);

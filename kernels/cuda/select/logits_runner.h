@@ -34,17 +34,20 @@ class LogitsRunner {
     // The logits of rows [first, first + count), count <= kLinearTokens.
     void enqueue(Launcher &launcher, const DeviceWeights &weights, const Operands &operands, int32_t first,
                  int32_t count);
-    // Copies the masks of a batch's rows (Batch::masks) to pinned memory. Precondition: the stream is idle.
+    // Allocates pinned memory for the masks of a batch's rows. Precondition, if it must grow: the stream is idle.
+    void reserve_masks(size_t rows);
+    // Copies the masks of a batch's rows (Batch::masks) to pinned memory. Precondition: the stream does not read those of
+    // an earlier batch any more; reserve_masks().
     void stage_masks(std::span<const TokenMask> masks);
     // Uploads the staged masks of kLinearTokens rows from `first` (a multiple of kLinearTokens) for the next
     // enqueue_candidates(), in one copy.
     void upload_masks(Stream &stream, int32_t first);
     // Selects the `largest` greatest logits of rows [first, first + count); if `masked`, only of tokens that the
     // uploaded masks allow. After the stream has finished, candidates() has them and, if `largest` is more than 1,
-    // summaries() has the sum of each row.
+    // sums() has the sum of each row.
     void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest, bool masked);
     const TopLogit *candidates() const { return host_candidates_.as<const TopLogit>(); }
-    const RowSummary *summaries() const { return host_summaries_.as<const RowSummary>(); }
+    const ExpSum *sums() const { return host_sums_.as<const ExpSum>(); }
     // Copies the first `count` rows of the last enqueue(). Waits for the stream.
     void fetch(Stream &stream, std::span<float> logits, int32_t count);
 
@@ -68,7 +71,7 @@ class LogitsRunner {
     // array after the other, for all rows of the batch.
     DeviceMemory masks_;
     PinnedMemory host_masks_;
-    PinnedMemory host_logits_, host_candidates_, host_summaries_;
+    PinnedMemory host_logits_, host_candidates_, host_sums_;
 };
 
 }  // namespace runnel::kernels::cuda

@@ -10,7 +10,6 @@
 #include <cmath>
 
 #include "kernels/cuda/runtime/device.h"
-#include "kernels/cuda/runtime/math.h"
 
 namespace runnel::kernels::cuda {
 
@@ -43,7 +42,9 @@ DEVICE int32_t token_of(uint64_t key) {
 // The token and the logit of a key.
 DEVICE TopLogit entry_of(uint64_t key, const float *logits) {
     const int32_t token = token_of(key);
-    return {token, key >> 32 == 0 ? bits_float(0xff800000u) : logits[token]};
+    const auto order = static_cast<uint32_t>(key >> 32);
+    if (order == 0xffffffffu) return {token, bits_float(0x7fc00000u)};
+    return {token, order == 0 ? bits_float(0xff800000u) : logits[token]};
 }
 
 DEVICE uint64_t larger(uint64_t a, uint64_t b) {
@@ -101,6 +102,7 @@ struct SelectShared {
     uint64_t chosen[kMaxCandidates];
     uint32_t histogram[256];
     float partial[kWarps];
+    uint64_t sums[kWarps][ExpSum::kWindows];
     uint32_t count;
     uint32_t digit, above;
 };
@@ -182,14 +184,20 @@ DEVICE float block_max(SelectShared &shared, float x) {
     return x;
 }
 
-DEVICE float block_sum(SelectShared &shared, float x) {
-    x = warp_sum(x);
-    if (lane_index() == 0) shared.partial[warp_index()] = x;
+// The sum over all threads, which have the same top window. All threads of the block; for the first one.
+DEVICE ExpSum block_sum(SelectShared &shared, ExpSum sum) {
+#pragma unroll
+    for (int i = 0; i < ExpSum::kWindows; ++i) {
+#pragma unroll
+        for (int lanes = 16; lanes > 0; lanes /= 2) sum.sums[i] += shfl_xor(sum.sums[i], lanes);
+        if (lane_index() == 0) shared.sums[warp_index()][i] = sum.sums[i];
+    }
     block_sync();
-    x = shared.partial[0];
-    for (int w = 1; w < kWarps; ++w) x += shared.partial[w];
-    block_sync();
-    return x;
+    if (thread_index() == 0)
+        for (int w = 1; w < kWarps; ++w)
+#pragma unroll
+            for (int i = 0; i < ExpSum::kWindows; ++i) sum.sums[i] += shared.sums[w][i];
+    return sum;
 }
 
 struct CandidateChunk {
@@ -206,14 +214,17 @@ struct CandidateChunk {
         const int count = p.vocab - first < kSelectChunk ? p.vocab - first : kSelectChunk;
         const float *logits = p.logits + row * p.stride + first;
         const uint32_t *mask = mask_of(p.masks, row);
-        float largest = -3.4028235e38f, sum = 0;
+        float largest = -3.4028235e38f;
         for (int i = thread_index(); i < count; i += kThreads)
             if (is_allowed(mask, first + i)) largest = fmaxf(largest, logits[i]);
         largest = block_max(shared, largest);
+        ExpSum sum;
+        sum.top = ExpSum::window_of(largest);
+#pragma unroll 1  // (the windows of several logits at a time would take too many registers)
         for (int i = thread_index(); i < count; i += kThreads)
-            if (is_allowed(mask, first + i)) sum += exp_p(logits[i] - largest);
+            if (is_allowed(mask, first + i)) sum.add_below_top(exp_power(logits[i]));
         sum = block_sum(shared, sum);
-        if (thread_index() == 0) p.partial[block_index()] = {largest, sum};
+        if (thread_index() == 0) p.partial[block_index()] = sum;
         const int k = count < p.k ? count : p.k;
         choose(
             shared, [&](int i) { return key_of(logits[i], first + i, is_allowed(mask, first + i)); }, count,
@@ -228,14 +239,9 @@ struct CandidateRow {
     static constexpr const char *kName = "candidates of a row";
     static constexpr int kThreads = cuda::kThreads, kBlocks = 4;
 
-    static DEVICE RowSummary join_chunks(const Params &p, const RowSummary *partial) {
-        RowSummary all = partial[0];
-        for (int c = 1; c < p.chunks; ++c) {
-            const RowSummary part = partial[c];
-            const float largest = fmaxf(all.largest, part.largest);
-            all.sum = fma_rn(all.sum, exp_p(all.largest - largest), part.sum * exp_p(part.largest - largest));
-            all.largest = largest;
-        }
+    static DEVICE ExpSum join_chunks(const Params &p, const ExpSum *partial) {
+        ExpSum all = partial[0];
+        for (int c = 1; c < p.chunks; ++c) all.add(partial[c]);
         return all;
     }
 
@@ -244,7 +250,7 @@ struct CandidateRow {
         grid_dep_wait();
         grid_dep_trigger();
         const int64_t row = block_index();
-        if (thread_index() == 0) p.summaries[row] = join_chunks(p, p.partial + row * p.chunks);
+        if (thread_index() == 0) p.sums[row] = join_chunks(p, p.partial + row * p.chunks);
         const uint64_t *keys = p.keys + row * p.chunks * p.k;
         const int k = p.vocab < p.k ? p.vocab : p.k;
         choose(

@@ -1,7 +1,7 @@
 // Top-1 and top-k selection of logits on the device.
 //
 // Order: larger logits first, the lower token first among equals; values that are not finite come before all
-// others, so that the host notices them. A logit and its token form one 64-bit key with this order. All keys
+// others, as NaN, so that the host notices them. A logit and its token form one 64-bit key with this order. All keys
 // differ, so results do not depend on the order in which blocks run.
 //
 // Tokens outside a row's mask come last and get the logit -infinity; a logit that is not finite comes first all
@@ -44,23 +44,17 @@ inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 16;
 inline constexpr int kMaxCandidates = 256;
 inline constexpr int kSelectChunk = 4096;  // logits per block of the first pass
 
-// The sum of exp(logit - largest) over a whole row, or the tokens of its mask, in float32; chunks of
-// kSelectChunk tokens are joined in order.
-struct RowSummary {
-    float largest, sum;
-};
-
-// First pass: block (row, chunk) = index / chunks, index % chunks writes the chunk's keys (at most k) and
-// summary. Second pass: one block per row sorts the top k of the row's chunks. k = min(k, vocab)
+// First pass: block (row, chunk) = index / chunks, index % chunks writes the chunk's keys (at most k) and its sum over the
+// tokens of the mask. Second pass: one block per row sorts the top k of the row's chunks. k = min(k, vocab)
 // candidates per row are written.
 struct CandidateParams {
     const float *logits;  // [rows][stride]
     int64_t stride;
     int32_t vocab, chunks, k;  // chunks = ceil(vocab / kSelectChunk), 1 <= k <= kMaxCandidates
     uint64_t *keys;            // [rows][chunks][k], scratch
-    RowSummary *partial;       // [rows][chunks], scratch
+    ExpSum *partial;           // [rows][chunks], scratch
     TopLogit *candidates;      // [rows][k], sorted; may be pinned host memory
-    RowSummary *summaries;     // [rows]; may be pinned host memory
+    ExpSum *sums;              // [rows]; may be pinned host memory
     RowMasks masks;
 };
 Kernel<CandidateParams> candidate_chunk_kernel();

@@ -18,8 +18,11 @@
 #include "engine/decode/speculation/speculator.h"
 #include "engine/grammar/source.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/tensor_backend.h"
+#include "tests/simt/nccl.h"
 #include "tests/simt/simt.h"
 #include "tests/support/answers.h"
+#include "tests/support/split_ranks.h"
 #include "tests/support/tiny_program.h"
 #include "tests/support/whole_rows.h"
 
@@ -203,7 +206,8 @@ TEST_CASE("next token: top-k selection on the GPU gives the same text with any s
     }
 }
 
-TEST_CASE("next token: a greedy token copies back 8 bytes, a sampled one 8 per candidate; one wait each") {
+TEST_CASE(
+    "next token: a greedy token copies back 8 bytes, a sampled one 8 per candidate and 40; one wait each") {
     Executor executor = gpu_executor(tiny().program(), false);
     const auto traffic_of = [&](const SamplingOptions &options, uint64_t &pinned) {
         // Counts the difference between two lengths, which excludes the prompt and the first graphs.
@@ -236,7 +240,7 @@ TEST_CASE("next token: a greedy token copies back 8 bytes, a sampled one 8 per c
     generate(executor, {.logit_bias = {}, .seed = 1}, 3);
     const simt::HostTraffic sampled = traffic_of({.logit_bias = {}, .seed = 1}, pinned);
     CHECK(sampled.to_host == 0);
-    CHECK(pinned == 10 * (40 + 1) * 8);  // 40 candidates and the sum of the row
+    CHECK(pinned == 10 * (40 * 8 + 40));  // 40 candidates and the sum of the row
     CHECK(sampled.waits == 10);
 }
 
@@ -401,4 +405,31 @@ TEST_CASE(
         for (size_t i = 0; i < drafts[0].branches.size(); ++i)
             CHECK(drafts[0].branches[i].tokens == drafts[1].branches[i].tokens);
     }
+}
+
+TEST_CASE(
+    "next token: three GPUs that select together write the text of one, also with grammars and drafts") {
+    const tests::Gpus gpus(3);
+    const simt::WithNccl nccl;
+    Executor one = gpu_executor(tiny().program(), false);
+    Executor several(kernels::make_tensor_backend(tests::make_ranks(tests::one_gpu, 3), {2, 1, 1}),
+                     tiny().program(), {.context = 96, .batch = 32, .sequences = 3});
+    REQUIRE(several.most_candidates() == 256);
+    std::vector<std::pair<TokenId, float>> forbidden;  // often the largest: the row is read after all
+    for (TokenId id = 0; id < 300; id += 2) forbidden.emplace_back(id, kNever);
+    const SamplingOptions cases[] = {{.temperature = 0, .logit_bias = {}},
+                                     {.logit_bias = {}, .seed = 5},
+                                     {.top_k = 0, .top_p = 1, .min_p = 0.2f, .logit_bias = {}, .seed = 8},
+                                     {.top_k = 0, .logit_bias = {}, .seed = 9},
+                                     {.logit_bias = forbidden, .seed = 10}};
+    for (const SamplingOptions &options : cases) {
+        CAPTURE(options.seed);
+        CHECK(generate(several, options, 6) == generate(one, options, 6));
+    }
+    const SamplingOptions sampled{.logit_bias = {}, .seed = 5};
+    const auto expected = write(one, sampled, false);
+    simt::take_host_traffic();
+    CHECK(write(several, sampled, true) == expected);
+    CHECK(simt::take_host_traffic().to_host == 0);
+    CHECK(simt::nccl().misuse.empty());
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -91,14 +92,19 @@ Outcome answer(Executor &executor, const SamplingOptions &sampling, int64_t coun
     return outcome(answered.done.tokens, answered.done.speculation.value_or(SpeculationCounts{}));
 }
 
+// The sum of a device is not rounded like that of a full row (kernels/exp_sum.h).
+bool close(const std::vector<float> &a, const std::vector<float> &b) {
+    return std::ranges::equal(a, b, [](float x, float y) { return std::abs(x - y) <= 1e-6f * y; });
+}
+
 void check_same_draft(const Draft &got, const Draft &expected) {
     CHECK(got.tokens == expected.tokens);
-    CHECK(got.probabilities == expected.probabilities);
+    CHECK(close(got.probabilities, expected.probabilities));
     REQUIRE(got.branches.size() == expected.branches.size());
     for (size_t i = 0; i < got.branches.size(); ++i) {
         CHECK(got.branches[i].shared == expected.branches[i].shared);
         CHECK(got.branches[i].tokens == expected.branches[i].tokens);
-        CHECK(got.branches[i].probabilities == expected.branches[i].probabilities);
+        CHECK(close(got.branches[i].probabilities, expected.branches[i].probabilities));
     }
     REQUIRE(got.distributions.size() == expected.distributions.size());
     for (size_t i = 0; i < got.distributions.size(); ++i) {
@@ -343,8 +349,8 @@ TEST_CASE("judged rows: on the emulated GPU 8 bytes per candidate are copied bac
             }
             CHECK(got == guess(whole));
             const int32_t each = Sampler(sampling.options, kVocab).candidates_needed(256);
-            const int32_t sums = each > 1 ? 1 : 0;  // the sum comes with the largest logit: 8 bytes more
-            CHECK(sent.bytes == static_cast<uint64_t>(got.judged() * (each + sums)) * 8);
+            const int32_t sum = each > 1 ? 40 : 0;
+            CHECK(sent.bytes == static_cast<uint64_t>(got.judged() * (8 * each + sum)));
             if (sampling.rows != Rows::SomeRead) CHECK((sent.copies == 0) == (sampling.rows == Rows::Never));
         }
     }
