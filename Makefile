@@ -121,8 +121,8 @@ tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 
 # A fresh build would spend most of its time on headers that every file includes, so each folder is compiled as one unit,
 # with precompiled headers, and so is the host code of all of kernels/cuda/. alone: files that are not, being compiled for an
-# instruction set, or because another file of their folder defines a name of theirs. If the compiler reports a "redefinition", add one of the two files. (Those of
-# kernels/cpu are joined only where their -O3 can use the headers' -O2.)
+# instruction set, or because another file of their folder defines a name of theirs. If the compiler reports a "redefinition",
+# add one of the two files. (Those of kernels/cpu are joined only where their -O3 can use the headers' -O2.)
 UNITS ?= 1
 kernel_sources := $(filter gguf/group_search_% kernels/cpu/experts.cpp $(if $(filter -O2,$(OPT)),$(addprefix kernels/cpu/%,\
   _scalar.cpp _avx2.cpp _avx512.cpp _amx.cpp _absent.cpp),kernels/cpu/%),$(sources))
@@ -193,7 +193,7 @@ unit_flags = $(CXXFLAGS) -Wno-shadow $(if $(findstring clang,$(CXX)),,-Wno-subob
   $(gcc_heap) -fpch-preprocess)
 unit_headers := $(BUILD)/units/headers.h
 case_headers := $(BUILD)/units/tests/headers.h
-# Code that runs a few times per command or token, or waits for models and files: -Og takes 60% of the time.
+# Code that runs a few times per command or token, or waits for models and files: -Og takes four fifths of the time of -O1.
 seldom_run := $(if $(filter -O2,$(OPT)),$(filter-out %/commands/models.o,$(filter $(addprefix $(BUILD)/units/engine/,commands.o \
   commands/% completion.o convert.o measure.o model.o model/% text/%),$(units))))
 seldom_headers := $(BUILD)/units/seldom/headers.h

@@ -3,8 +3,8 @@
 //
 // A term is an integer of 25 bits times a power of two (exp_power()), and falls into the window of its exponent: 16
 // consecutive exponents, from a multiple of 16 on. Each window adds its terms in 64 bits, without rounding. Only the top
-// window with a term and the three below it are kept. What is lost are terms below 2^-47 of
-// the largest: of 2^18 tokens, less than 2^-29 of the sum. 2^24 tokens cause no overflow.
+// window with a term and the three below it are kept. What is lost are terms below 2^-47 of the largest: of 2^18 tokens,
+// less than 2^-29 of the sum. 2^24 tokens cause no overflow.
 //
 // Plain arithmetic without contraction, for the host and, being constexpr, for kernels.
 #pragma once

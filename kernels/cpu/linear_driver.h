@@ -174,6 +174,14 @@ requires requires {
 }
 constexpr int kRowTokens<Engine> = Engine::kRowTokens;
 
+// Calls f<count>(), for a count known only at run time. Precondition: 1 <= count <= most.
+template <int most, typename Function>
+[[gnu::always_inline]] inline void with_count(int count, Function f) {
+    if constexpr (most > 1)
+        if (count < most) return with_count<most - 1>(count, f);
+    f.template operator()<most>();
+}
+
 // Rows that follow each other. next: the bytes that are read after them, or null.
 struct RowRange {
     const std::byte *begin;
@@ -206,30 +214,12 @@ void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
 #else
 template <typename Engine>
 void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
-    static_assert(kFusedTokens == 8);
-    const auto multiply = [&]<int tokens>() __attribute__((always_inline)) {
-        // (Several passes have four tokens or more each, so fewer only come here where rows are always side by side.)
-        if constexpr (tokens >= 4 || tokens > kRowTokens<Engine>)
-            multiply_tile_fused<Engine, tokens>(rows, task, t0);
-    };
-    switch (count) {
-        case 1:
-            return multiply.template operator()<1>();
-        case 2:
-            return multiply.template operator()<2>();
-        case 3:
-            return multiply.template operator()<3>();
-        case 4:
-            return multiply.template operator()<4>();
-        case 5:
-            return multiply.template operator()<5>();
-        case 6:
-            return multiply.template operator()<6>();
-        case 7:
-            return multiply.template operator()<7>();
-        default:
-            return multiply.template operator()<8>();
-    }
+    with_count<kFusedTokens>(
+        count, [&]<int tokens>() __attribute__((always_inline)) {
+            // (Several passes have four tokens or more each, so fewer only come here where rows are always side by side.)
+            if constexpr (tokens >= 4 || tokens > kRowTokens<Engine>)
+                multiply_tile_fused<Engine, tokens>(rows, task, t0);
+        });
 }
 #endif
 
@@ -329,20 +319,10 @@ void multiply_unpacked(const RowTiles &rows, const Task &task, std::byte *memory
 // One row after the other. task.out: of the first row.
 template <typename Engine>
 void multiply_row_range(const RowRange &rows, const Task &task) {
-    const auto multiply = [&]<int tokens>() __attribute__((always_inline)) {
-        if constexpr (tokens <= kRowTokens<Engine>) Engine::template multiply_rows<tokens>(rows, task);
-    };
-    static_assert(kRowTokens<Engine> <= 4);
-    switch (task.tokens) {
-        case 1:
-            return multiply.template operator()<1>();
-        case 2:
-            return multiply.template operator()<2>();
-        case 3:
-            return multiply.template operator()<3>();
-        default:
-            return multiply.template operator()<4>();
-    }
+    with_count<kRowTokens<Engine>>(
+        task.tokens, [&]<int tokens>() __attribute__((always_inline)) {
+            Engine::template multiply_rows<tokens>(rows, task);
+        });
 }
 
 // Scratch: copies of rows, then unpacked tiles; or what Engine::multiply_rows() makes of the activations.

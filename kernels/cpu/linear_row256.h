@@ -16,7 +16,7 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr int kRowBlocks = 8;  // blocks whose float operations are done together
-// Columns that share an integer scale: 16 in Q6_K, else 32.
+// Groups of a block that have an integer scale each: 16 in Q6_K, else 8.
 template <typename Format>
 constexpr int kRowGroups = 256 / Format::kStep;
 
