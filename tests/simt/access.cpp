@@ -21,10 +21,12 @@ std::string place_of(const void *p, size_t bytes) {
     return text;
 }
 
-[[noreturn]] void race(Launch &launch, const char *what, const std::string &name, size_t offset,
+[[noreturn]] void race(Launch &launch, const char *what, const char *name, size_t offset,
                        const Access &before) {
-    launch.fail(std::string("race: ") + what + " of byte " + std::to_string(offset) + " of " + name + " by " +
-                launch.describe(before) + " and this thread, without a barrier or fence between them");
+    launch.fail([&] {
+        return std::string("race: ") + what + " of byte " + std::to_string(offset) + " of " + name + " by " +
+               launch.describe(before) + " and this thread, without a barrier or fence between them";
+    });
 }
 
 // Checks a read: the last write must have happened before. Then the lane becomes one of the last readers.
@@ -34,8 +36,10 @@ void note_read(Launch &launch, uint64_t since, uint64_t writer, uint64_t &reader
     if (writer >> 30 >= since) {
         const Access before = Access::unpack(writer);
         if (before.flag_a)
-            launch.fail("reads byte " + std::to_string(offset) + " of " + name +
-                        ", which a cp_async16 has not yet brought: cp_async_wait is missing");
+            launch.fail([&] {
+                return "reads byte " + std::to_string(offset) + " of " + name +
+                       ", which a cp_async16 has not yet brought: cp_async_wait is missing";
+            });
         if (!launch.ordered(before)) race(launch, "write and read", name, offset, before);
     }
     Access mine = launch.stamp();
@@ -90,8 +94,10 @@ struct SharedBytes {
 SharedBytes shared_range(Launch &launch, const void *p, size_t bytes) {
     const auto offset = static_cast<size_t>(static_cast<const std::byte *>(p) - launch.shared());
     if (offset + bytes > launch.shared_bytes())
-        launch.fail("access of " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
-                    " of shared memory, of which the launch has " + std::to_string(launch.shared_bytes()));
+        launch.fail([&] {
+            return "access of " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
+                   " of shared memory, of which the launch has " + std::to_string(launch.shared_bytes());
+        });
     return {offset, launch.shared_shadow()};
 }
 
@@ -103,20 +109,23 @@ struct GlobalBytes {
 
 GlobalBytes global_range(Launch &launch, const void *p, size_t bytes) {
     Allocation *allocation = memory().find(p);
-    if (!allocation) launch.fail("access of " + place_of(p, bytes) + ", which is not device memory");
-    if (memory().is_foreign(*allocation)) launch.fail(allocation->name + " is another device's memory");
+    if (!allocation)
+        launch.fail([&] { return "access of " + place_of(p, bytes) + ", which is not device memory"; });
+    if (memory().is_foreign(*allocation))
+        launch.fail([&] { return allocation->name + " is another device's memory"; });
     const auto offset = static_cast<size_t>(static_cast<const std::byte *>(p) - allocation->begin());
     NamedRegion *region = allocation->find(offset, bytes);
-    if (!region) {
-        std::string text = "access of " + std::to_string(bytes) + " bytes at offset " +
-                           std::to_string(offset) + " of " + allocation->name + " (" +
-                           std::to_string(allocation->size()) + " bytes)";
-        for (const NamedRegion &r : allocation->regions())
-            if (offset + bytes > r.begin && offset < r.end + 4096)
-                text += ", beyond " + r.name + " [" + std::to_string(r.begin) + ", " + std::to_string(r.end) +
-                        ")";
-        launch.fail("out of bounds: " + text);
-    }
+    if (!region)
+        launch.fail([&] {
+            std::string text = "out of bounds: access of " + std::to_string(bytes) + " bytes at offset " +
+                               std::to_string(offset) + " of " + allocation->name + " (" +
+                               std::to_string(allocation->size()) + " bytes)";
+            for (const NamedRegion &r : allocation->regions())
+                if (offset + bytes > r.begin && offset < r.end + 4096)
+                    text += ", beyond " + r.name + " [" + std::to_string(r.begin) + ", " +
+                            std::to_string(r.end) + ")";
+            return text;
+        });
     return {*allocation, *region, offset};
 }
 
@@ -134,7 +143,9 @@ void read_shared(Launch &launch, const void *p, size_t bytes) {
     const SharedBytes at = shared_range(launch, p, bytes);
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {
         if (at.shadow.writers[i] >> 30 != launch.this_run())
-            launch.fail("reads byte " + std::to_string(i) + " of shared memory, which was never written");
+            launch.fail([&] {
+                return "reads byte " + std::to_string(i) + " of shared memory, which was never written";
+            });
         note_read(launch, launch.this_run(), at.shadow.writers[i], at.shadow.readers[i], "shared memory", i);
     }
 }
@@ -143,14 +154,17 @@ void expect_initialized(Launch &launch, const GlobalBytes &at, size_t bytes) {
     const uint8_t *written = at.allocation.written + at.offset;
     for (size_t i = 0; i < bytes; ++i)
         if (!written[i])
-            launch.fail("reads byte " + std::to_string(at.offset + i - at.region.begin) + " of " +
-                        at.region.name + ", which was never written");
+            launch.fail([&] {
+                return "reads byte " + std::to_string(at.offset + i - at.region.begin) + " of " +
+                       at.region.name + ", which was never written";
+            });
 }
 
 void expect_waited(Launch &launch, const NamedRegion &region, const char *what) {
     if (!launch.lane().waited)
-        launch.fail(std::string("a dependent launch ") + what + " " + region.name +
-                    " before grid_dep_wait()");
+        launch.fail([&] {
+            return std::string("a dependent launch ") + what + " " + region.name + " before grid_dep_wait()";
+        });
 }
 
 void read_global(Launch &launch, const void *p, size_t bytes, Load kind) {
@@ -160,7 +174,9 @@ void read_global(Launch &launch, const void *p, size_t bytes, Load kind) {
     if (!weight) {
         expect_waited(launch, at.region, "reads");
         if (kind == Load::Stream)
-            launch.fail("ldg*_stream of " + at.region.name + ", which is not a weight: it may change");
+            launch.fail([&] {
+                return "ldg*_stream of " + at.region.name + ", which is not a weight: it may change";
+            });
     }
     (kind == Load::Stream ? at.region.traffic.streamed : at.region.traffic.read) += bytes;
     if (kind == Load::Stream) at.region.streamed = launch.this_run();
@@ -169,7 +185,8 @@ void read_global(Launch &launch, const void *p, size_t bytes, Load kind) {
     if (weight && at.allocation.last_written < launch.since()) return;
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {
         if (weight && at.allocation.shadow.writers[i] >> 30 >= launch.first_run() && kind == Load::Stream)
-            launch.fail("ldg*_stream of " + at.region.name + ", which this launch has written");
+            launch.fail(
+                [&] { return "ldg*_stream of " + at.region.name + ", which this launch has written"; });
         note_read(launch, launch.since(), at.allocation.shadow.writers[i], at.allocation.shadow.readers[i],
                   at.region.name.c_str(), i - at.region.begin);
     }
@@ -186,9 +203,11 @@ void write_global(Launch &launch, void *p, size_t bytes, const Access &mine) {
     const GlobalBytes at = global_range(launch, p, bytes);
     expect_waited(launch, at.region, "writes");
     if (at.region.streamed >= launch.first_run() && at.region.streamed <= launch.last_run())
-        launch.fail("writes " + at.region.name + ", which this launch reads by ldg*_stream");
+        launch.fail([&] { return "writes " + at.region.name + ", which this launch reads by ldg*_stream"; });
     if (at.region.early > launch.last_run())
-        launch.fail("writes " + at.region.name + ", which the next launch reads before grid_dep_wait()");
+        launch.fail([&] {
+            return "writes " + at.region.name + ", which the next launch reads before grid_dep_wait()";
+        });
     at.region.traffic.written += bytes;
     at.allocation.last_written = launch.this_run();
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {
@@ -245,7 +264,8 @@ void on_atomic(void *p, size_t bytes) {
 
 void expect_aligned(const void *p, size_t alignment) {
     if (reinterpret_cast<uintptr_t>(p) % alignment != 0 && Launch::current())
-        Launch::current()->fail("an access of " + std::to_string(alignment) + " bytes is not aligned");
+        Launch::current()->fail(
+            [&] { return "an access of " + std::to_string(alignment) + " bytes is not aligned"; });
 }
 
 void on_async_start(void *shared, const void *global) {

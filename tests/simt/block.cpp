@@ -184,9 +184,10 @@ void Launch::begin_block(size_t i) {
                         launch.params_.data());
                     Lane &me = launch.lane();
                     if (!me.waited)
-                        launch.fail(
-                            std::string("a dependent launch: a thread ended without grid_dep_wait()") +
-                            (settings().has_wait() ? "" : ", which the loaded code does not have"));
+                        launch.fail([&] {
+                            return std::string("a dependent launch: a thread ended without grid_dep_wait()") +
+                                   (settings().has_wait() ? "" : ", which the loaded code does not have");
+                        });
                     for (const auto &group : me.committed)
                         if (!group.empty()) launch.fail("a thread ended without waiting for its cp_async16");
                     if (!me.open.empty()) launch.fail("a thread ended without waiting for its cp_async16");
@@ -348,11 +349,10 @@ void Launch::report_deadlock() {
                     (w.finished ? " has returned;" : " is at " + to_string(w.barrier_place) + ";");
 }
 
-void Launch::fail(const std::string &what) {
+void Launch::note_failure(const std::string &what) {
     failed_ = true;
     failure_ = std::string(kernel_.name) + ": block " + std::to_string(block_) + ", thread " +
                std::to_string(thread()) + ": " + what;
-    for (;;) lane_->fiber.leave();
 }
 
 // --- which accesses a lane knows to have happened -----------------------------------------------------------

@@ -102,8 +102,16 @@ class Launch {
     void fence();
     void wait_for_launch_ahead();
     void hand_over(const void *atomic);  // exchanges fenced knowledge with the atomic
-    // Ends the launch.
-    [[noreturn]] void fail(const std::string &what);
+    // Ends the launch with the message that what() returns. All its threads stay where they are and their stacks are used
+    // again, so nothing on them may own memory: the message is made here, not by the caller.
+    template <typename What>
+    [[noreturn]] void fail(const What &what) {
+        note_failure(what());
+        for (;;) lane_->fiber.leave();
+    }
+    [[noreturn]] void fail(const char *what) {
+        fail([what] { return what; });
+    }
 
     std::byte *shared() const { return shared_.as<std::byte>(); }
     size_t shared_bytes() const { return shared_bytes_; }
@@ -131,6 +139,7 @@ class Launch {
     void complete_collective(Warp &w);
     void release_barriers();
     void report_deadlock();
+    void note_failure(const std::string &what);
     void enter(Lane &lane);
     uint64_t random();
 

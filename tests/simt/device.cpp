@@ -63,8 +63,10 @@ bool is_turing() {
 
 void *shared_memory_bytes(size_t bytes) {
     if (bytes > launch().shared_bytes())
-        launch().fail("needs " + std::to_string(bytes) + " bytes of shared memory, the launch gives " +
-                      std::to_string(launch().shared_bytes()));
+        launch().fail([&] {
+            return "needs " + std::to_string(bytes) + " bytes of shared memory, the launch gives " +
+                   std::to_string(launch().shared_bytes());
+        });
     return launch().shared();
 }
 
@@ -117,7 +119,7 @@ struct Vote {
 
 uint32_t shfl_bits(uint32_t value, int source_lane, Place place) {
     if (source_lane < 0 || source_lane >= simt::kLanes)
-        launch().fail("shfl from lane " + std::to_string(source_lane));
+        launch().fail([&] { return "shfl from lane " + std::to_string(source_lane); });
     Shuffle mine{value, 0, source_lane};
     launch().rendezvous(
         [](void *const *lanes) {

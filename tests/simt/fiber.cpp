@@ -153,12 +153,3 @@ std::byte *Stacks::operator[](int i) const {
 }
 
 }  // namespace runnel::simt
-
-#ifdef __SANITIZE_ADDRESS__
-// The threads of a kernel with a violation are abandoned where they are, with the message that one of them
-// holds: the only memory that the emulator does not free.
-extern "C" const char *__lsan_default_suppressions();
-extern "C" const char *__lsan_default_suppressions() {
-    return "leak:runnel::simt::\nleak:tests/simt/";  // (functions without their names are known by the file)
-}
-#endif
