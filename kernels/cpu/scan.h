@@ -32,6 +32,7 @@ struct LinearScanPiece {
     int64_t dk, cols;
     float fixed_decay, skip;  // the decay if `decay` is null; the factor of v in out
     bool channel_decay, delta, reads_before;
+    bool streams;  // this batch does not read the state that is written: it need not stay in the caches
 };
 
 struct SelectiveScanPiece {

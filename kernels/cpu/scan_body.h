@@ -141,6 +141,8 @@ struct ScanPair {
         : counts{lanes_left<L>(count), count > L::kWidth ? lanes_left<L>(count - L::kWidth) : 0} {}
     Float load(const float *x, int r) const { return L::load_n(x + r * L::kWidth, counts[r]); }
     void store(float *x, Float value, int r) const { L::store_n(x + r * L::kWidth, value, counts[r]); }
+    void store_state(float *x, Float value, int r) const { store(x, value, r); }
+    void fetch(const float *, int64_t, int) const {}
 };
 
 // Both registers are full: no masks.
@@ -149,6 +151,18 @@ struct FullPair {
     using Float = typename L::Float;
     Float load(const float *x, int r) const { return L::load(x + r * L::kWidth); }
     void store(float *x, Float value, int r) const { L::store(x + r * L::kWidth, value); }
+    void store_state(float *x, Float value, int r) const { store(x, value, r); }
+    void fetch(const float *, int64_t, int) const {}
+};
+
+// Likewise, for LinearScanPiece::streams: the state goes past the caches, and the next block's state is fetched into L2 while
+// this one is written.
+template <typename L>
+struct StreamPair : FullPair<L> {
+    void store_state(float *x, typename L::Float value, int r) const { L::stream(x + r * L::kWidth, value); }
+    void fetch(const float *x, int64_t ahead, int r) const {
+        __builtin_prefetch(x + ahead + r * L::kWidth, 0, 2);
+    }
 };
 
 // One pass over S for two registers of columns: applies the update of the previous token (`before`, d and, to
@@ -170,7 +184,8 @@ inline void scan_pass(const LinearScanPiece &p, const Pair &pair, const ScanRow 
                 s[r] = L::mul(w, s[r]);
                 if (kRead == ScanRead::Erase) s[r] = L::fma(L::set(before->erase_write[i]), e[r], s[r]);
                 s[r] = L::fma(k, d[r], s[r]);
-                pair.store(to + i * p.cols, s[r], r);
+                pair.store_state(to + i * p.cols, s[r], r);
+                if (!now) pair.fetch(from, (p.dk + i) * p.cols, r);
             }
         }
         if (now) {
@@ -222,11 +237,20 @@ inline void scan_columns(const LinearScanPiece &p, const Pair &pair, int64_t at,
     scan_pass<L, kRead>(p, pair, &rows[(tokens + 1) % 2], d, e, source, to + at, nullptr, u, sum);
 }
 
+inline bool is_aligned(const float *state) {
+    return reinterpret_cast<uintptr_t>(state) % 64 == 0;
+}
+
 template <typename L, typename L8>
 void linear_scan(const LinearScanPiece &p, int64_t tokens, const float *from, float *to) noexcept {
     constexpr int64_t kStep = 2 * L::kWidth;
     const auto columns = [&]<ScanRead kRead>() {
         int64_t at = 0;
+        if (p.streams && tokens == 1 && from && p.cols == kScanColumns && is_aligned(to)) {
+            for (; at < p.cols; at += kStep)
+                scan_columns<L, L8, kRead>(p, StreamPair<L>(), at, tokens, from, to);
+            L::end_stream();
+        }
         for (; at + kStep <= p.cols; at += kStep)
             scan_columns<L, L8, kRead>(p, FullPair<L>(), at, tokens, from, to);
         if (at < p.cols) scan_columns<L, L8, kRead>(p, ScanPair<L>(p.cols - at), at, tokens, from, to);

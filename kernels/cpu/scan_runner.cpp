@@ -181,7 +181,8 @@ void ScanRunner::linear(const LinearScan &step, const SequenceSpan &sequence, in
             .skip = skip ? skip[head] : 0.0f,
             .channel_decay = channel_decay,
             .delta = step.delta,
-            .reads_before = step.reads_before};
+            .reads_before = step.reads_before,
+            .streams = t + tokens == sequence.first + sequence.count};
         const float *source = s_.states->at(from, step.state);
         s_.kernels->linear(piece, tokens, source ? source + in_state : nullptr,
                            s_.states->at(to, step.state) + in_state);

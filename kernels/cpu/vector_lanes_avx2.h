@@ -27,6 +27,8 @@ struct Avx2Lanes {
         return n >= kWidth ? load(x) : _mm256_maskload_ps(x, first(n));
     }
     static void store(float *out, Float x) { _mm256_storeu_ps(out, x); }
+    static void stream(float *out, Float x) { _mm256_stream_ps(out, x); }
+    static void end_stream() { _mm_sfence(); }
     static void store_n(float *out, Float x, int n) {
         if (n >= kWidth) return store(out, x);
         _mm256_maskstore_ps(out, first(n), x);

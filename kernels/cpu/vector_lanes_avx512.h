@@ -24,6 +24,8 @@ struct Avx512Lanes {
     static Float load(const float *x) { return _mm512_loadu_ps(x); }
     static Float load_n(const float *x, int n) { return _mm512_maskz_loadu_ps(first(n), x); }
     static void store(float *out, Float x) { _mm512_storeu_ps(out, x); }
+    static void stream(float *out, Float x) { _mm512_stream_ps(out, x); }
+    static void end_stream() { _mm_sfence(); }
     static void store_n(float *out, Float x, int n) { _mm512_mask_storeu_ps(out, first(n), x); }
     static Float load_half(const uint16_t *x) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)));

@@ -65,6 +65,10 @@ struct ScalarLanes {
         return each([&](int i) { return i < n ? x[i] : 0.0f; });
     }
     static void store(float *out, Float x) { std::memcpy(out, x.lane, sizeof x.lane); }
+    // Past the caches, which saves reading the memory first; `out` is aligned to the register. end_stream() comes before other
+    // threads may read it.
+    static void stream(float *out, Float x) { store(out, x); }
+    static void end_stream() {}
     static void store_n(float *out, Float x, int n) {
         for (int i = 0; i < n; ++i) out[i] = x.lane[i];
     }
