@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/decode/error.h"
+#include "engine/decode/logit_scan.h"
 
 namespace runnel::decode {
 namespace {
@@ -20,7 +21,9 @@ std::span<T> shares(std::span<T> all, size_t rows, size_t first, size_t count) {
 
 void expect_finite(std::span<const float> logits) {
     bool finite = true;
-    for (const float l : logits) finite &= std::abs(l) <= FLT_MAX;
+    size_t i = 0;
+    for (; i + kScanBlock <= logits.size(); i += kScanBlock) finite &= block_is_finite(logits.data() + i);
+    for (const float l : logits.subspan(i)) finite &= std::abs(l) <= FLT_MAX;
     if (!finite)
         throw DecodeError(DecodeError::Kind::Failed,
                           "the model computed numbers that are not finite (NaN or infinity): the file's "

@@ -9,6 +9,7 @@
 
 #include "engine/decode/error.h"
 #include "engine/decode/logit_rows.h"
+#include "engine/decode/logit_scan.h"
 #include "engine/decode/random.h"
 
 namespace runnel::decode {
@@ -161,12 +162,10 @@ void Sampler::gather(int32_t wanted) {
         set.resize(k);
         threshold = set[k - 1].logit;
     };
-    for (int32_t id = 0; id < vocab_; ++id) {
-        const float l = logits_[static_cast<size_t>(id)];
-        if (!(l > threshold)) continue;
-        set.push_back({id, l, 0});
+    for_each_above(logits_, threshold, [&](size_t id) {
+        set.push_back({static_cast<TokenId>(id), logits_[id], 0});
         if (!all && set.size() >= 2 * k + 64) shrink();
-    }
+    });
     if (!all && set.size() > k) shrink();
     if (!all) set_.sort();
     gathered_ = true;
@@ -179,9 +178,11 @@ void Sampler::gather(int32_t wanted) {
 }
 
 void Sampler::keep_argmax() {
-    const auto largest = std::max_element(logits_.begin(), logits_.end());  // the first among equals
-    if (*largest == kForbidden) return gather(1);                           // which throws
-    set_.all().push_back({static_cast<TokenId>(largest - logits_.begin()), *largest, 1});
+    float most = kForbidden;
+    size_t largest = 0;  // the first among equals
+    for_each_above(logits_, most, [&](size_t id) { most = logits_[id], largest = id; });
+    if (most == kForbidden) return gather(1);  // which throws
+    set_.all().push_back({static_cast<TokenId>(largest), most, 1});
     gathered_ = true;
 }
 
@@ -293,12 +294,10 @@ TokenId Sampler::second(size_t history, TokenId first) const {
     if (!whole_) return greedy_second_;
     TokenId best = text::kNoToken;
     float most = kForbidden;
-    for (TokenId id = 0; id < vocab_; ++id) {
-        const float l = logits_[static_cast<size_t>(id)];
-        if (!(l > most) || id == first) continue;
-        best = id;
-        most = l;
-    }
+    for_each_above(logits_, most, [&](size_t i) {
+        const auto id = static_cast<TokenId>(i);
+        if (id != first) best = id, most = logits_[i];
+    });
     return best;
 }
 

@@ -195,6 +195,22 @@ TEST_CASE("sampler: greedy takes the lowest id among equals, whatever else is se
     CHECK(sampler.sample(logits, {}) == 1);
     CHECK(sampler.distribution(logits, {}).probability_of(1) == 1);
     CHECK(sampler.distribution(logits, {}).probability_of(3) == 0);
+    std::mt19937 rng(26);
+    for (const int32_t vocab : {63, 64, 65, 700}) {
+        Sampler longer(o, vocab);
+        for (int trial = 0; trial < 50; ++trial) {
+            CAPTURE(trial);
+            std::vector<float> row(static_cast<size_t>(vocab));
+            for (float &l : row) l = -static_cast<float>(rng() % 9);
+            const auto first = std::max_element(row.begin(), row.end()) - row.begin();
+            CHECK(longer.sample(row, {}) == first);
+            const auto second = longer.second(0, static_cast<TokenId>(first));
+            const float most = row[static_cast<size_t>(first)];
+            row[static_cast<size_t>(first)] = -100;
+            CHECK(second == std::max_element(row.begin(), row.end()) - row.begin());
+            CHECK(row[static_cast<size_t>(second)] <= most);
+        }
+    }
 }
 
 TEST_CASE("sampler: draws follow the distribution and depend on seed, stream and position only") {
@@ -328,6 +344,14 @@ TEST_CASE("sampler: rows that cannot be sampled are an error") {
     CHECK_THROWS_AS(sampler.sample(std::vector<float>{0, std::nanf(""), 1}, {}), DecodeError);
     CHECK_THROWS_AS(sampler.sample(std::vector<float>{0, inf, 1}, {}), DecodeError);
     CHECK_THROWS_AS(sampler.sample(std::vector<float>{0, -inf, 1}, {}), DecodeError);
+    for (size_t at = 0; at < 150; ++at)
+        for (const float bad : {std::nanf(""), -std::nanf(""), inf, -inf}) {
+            std::vector<float> row(150, -std::numeric_limits<float>::max());
+            Sampler longer({}, 150);
+            longer.sample(row, {});
+            row[at] = bad;
+            CHECK_THROWS_AS(longer.sample(row, {}), DecodeError);
+        }
     SamplingOptions o;
     o.logit_bias = {{3, 1.0f}};
     CHECK_THROWS_WITH_AS(Sampler(o, 3), doctest::Contains("no token 3"), DecodeError);
