@@ -67,6 +67,9 @@ struct ModelShape {
     // not rotated, and of a value.
     int64_t latent_rank = 64, latent_q_rank = 96, latent_rotated = 16;
 
+    // For gated delta nets: their heads and head size, and the heads of queries and keys; 0: those of attention.
+    int64_t state_heads = 0, state_key_heads = 0, state_dim = 0;
+
     // For sparse attention. Layers that are not a multiple of the period have no indexer; 1: all have one.
     int64_t indexer_heads = 4, indexer_top_k = 256, indexer_period = 1;
     // For block-sparse attention, which has a head for each K/V head: top_k counts keys, and is a multiple of the block.

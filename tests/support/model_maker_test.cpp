@@ -123,6 +123,12 @@ TEST_CASE("model maker: options shape tensors and metadata, and wrong ones are r
     CHECK(divisors.front() == 1);
     CHECK(divisors.back() == doctest::Approx(8));
     CHECK(std::is_sorted(divisors.begin(), divisors.end()));
+    ModelShape hybrid;
+    hybrid.arch = "qwen35", hybrid.state_heads = 6, hybrid.state_key_heads = 3, hybrid.state_dim = 8;
+    const TemporaryModel qwen35(hybrid);
+    CHECK(qwen35.file.find("qwen35.ssm.state_size")->as_int() == 8);
+    CHECK(qwen35.file.find_tensor("blk.0.attn_qkv.weight")->shape[1] == (2 * 3 + 6) * 8);
+    CHECK(qwen35.file.find_tensor("blk.0.ssm_out.weight")->shape[0] == 6 * 8);
     ModelShape bad;
     bad.kv_heads = 3;
     CHECK_THROWS_AS(TemporaryModel{bad}, std::invalid_argument);

@@ -9,16 +9,21 @@ namespace runnel::testing {
 
 using Mixer = RecurrentFiles::Mixer;
 
-MixerSizes::MixerSizes(const ModelShape &shape, Mixer mixer)
-    : taps(mixer == Mixer::ShortConv ? 3 : 4),
-      inner(mixer == Mixer::GatedDelta ? shape.heads * shape.head_dim : 2 * shape.width),
-      state(mixer == Mixer::GatedDelta ? shape.head_dim : 16),
-      groups(mixer == Mixer::GatedDelta ? shape.kv_heads
-             : mixer == Mixer::Plamo2   ? 0
-                                        : 2),
-      rank(mixer == Mixer::GatedDelta                         ? shape.heads
-           : mixer == Mixer::Mamba2 || mixer == Mixer::Plamo2 ? inner / shape.head_dim
-                                                              : std::max<int64_t>(1, shape.width / 16)) {}
+MixerSizes::MixerSizes(const ModelShape &shape, Mixer mixer) : taps(mixer == Mixer::ShortConv ? 3 : 4) {
+    if (mixer == Mixer::GatedDelta) {
+        const auto given = [](int64_t size, int64_t otherwise) { return size > 0 ? size : otherwise; };
+        rank = given(shape.state_heads, shape.heads);
+        state = given(shape.state_dim, shape.head_dim);
+        groups = given(shape.state_key_heads, shape.kv_heads);
+        inner = rank * state;
+        return;
+    }
+    inner = 2 * shape.width;
+    state = 16;
+    groups = mixer == Mixer::Plamo2 ? 0 : 2;
+    rank = mixer == Mixer::Mamba2 || mixer == Mixer::Plamo2 ? inner / shape.head_dim
+                                                            : std::max<int64_t>(1, shape.width / 16);
+}
 
 RwkvSizes::RwkvSizes(const ModelShape &shape) : head(shape.width % 64 == 0 ? 64 : shape.head_dim) {
     const int64_t heads = shape.width / head;

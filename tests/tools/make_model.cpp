@@ -90,6 +90,9 @@ int main(int argc, char **argv) {
     app.add_option("--heads", shape.heads);
     app.add_option("--kv-heads", shape.kv_heads);
     app.add_option("--head-dim", shape.head_dim, "0: width / heads");
+    app.add_option("--state-heads", shape.state_heads, "of gated delta nets; 0: heads");
+    app.add_option("--state-key-heads", shape.state_key_heads, "0: kv-heads");
+    app.add_option("--state-dim", shape.state_dim, "size of these heads; 0: head-dim");
     app.add_option("--vocab", shape.vocab, "size of the made-up vocabulary");
     app.add_option("--vocab-from", shape.vocab_from, "copy the vocabulary of this GGUF file");
     app.add_option("--ctx", shape.context);
