@@ -21,6 +21,7 @@
 #include "kernels/cpu/linear_packed.h"
 #include "kernels/cpu/linear_row256.h"
 #include "kernels/cpu/linear_row32.h"
+#include "kernels/cpu/linear_row_bits.h"
 #include "kernels/cpu/linear_tile.h"
 
 namespace runnel::kernels::cpu {
@@ -138,9 +139,13 @@ struct Engine32 {
     }
 
     static constexpr int kRowTokens = kTokensByRows<Format>;
+    static constexpr bool kRowsNeedGfni = Format::kLargest <= 3;
     template <int count>
     static void multiply_rows(const RowRange &rows, const Task &task) {
-        multiply_rows32<Format, count>(rows, task);
+        if constexpr (kRowsNeedGfni)
+            multiply_rows_bits<Format>(rows, task);
+        else
+            multiply_rows32<Format, count>(rows, task);
     }
 };
 

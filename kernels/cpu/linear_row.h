@@ -1,4 +1,4 @@
-// Products of one row after the other, read as one stream: what linear_row32.h and linear_row256.h share.
+// Products of one row after the other, read as one stream: what linear_row32.h, linear_row256.h and linear_row_bits.h share.
 //
 // With few tokens the bytes of the weights limit the speed. Rows side by side (linear_tile.h) are sixteen places to read from.
 // One row is read in the order of addresses, and the rows of a matrix follow each other.
@@ -24,6 +24,10 @@ template <>
 inline constexpr int kTokensByRows<FormatQ5_1> = 2;
 template <>
 inline constexpr int kTokensByRows<FormatQ8_0> = 4;
+template <>
+inline constexpr int kTokensByRows<FormatQ1_0> = 1;
+template <>
+inline constexpr int kTokensByRows<FormatQ2_0> = 1;
 template <>
 inline constexpr int kTokensByRows<FormatQ4_K> = 2;
 template <>
