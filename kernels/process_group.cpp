@@ -30,7 +30,7 @@ int number_among_them() {
 }
 
 // Weak: the program with MPI links those of kernels/mpi/ instead.
-[[gnu::weak]] Communicator &process_group() {
+[[gnu::weak]] Communicator &process_group(const OnSilence &) {
     throw BackendError(
         BackendError::Kind::Failed,
         "several processes need a runnel with MPI: build it with make MPI=1, and start runnel-mpi");

@@ -112,6 +112,10 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
 decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop) {
     decode::EngineOptions made = engine_options(options);
     made.progress = load_progress(io, stop);
+    made.on_silence = [&io](int process, std::chrono::seconds waited) {
+        io.note("process " + std::to_string(process) + " has not answered for " +
+                std::to_string(waited.count()) + " s; still waiting (Ctrl-C ends all processes)");
+    };
     return made;
 }
 

@@ -18,7 +18,6 @@
 #include "gguf/base/timer.h"
 #include "kernels/device.h"
 #include "kernels/group_backend.h"
-#include "kernels/process_group.h"
 #include "kernels/split_backend.h"
 #include "kernels/steps.h"
 #include "kernels/tensor_backend.h"
@@ -221,7 +220,7 @@ void Engine::start_processes(const EngineOptions &options, int processes) {
     const bool by_cells = options.device.split == Split::Context;
     if (by_cells) request.ranks = ranks_ = processes;
     TensorPlan plan = plan_processes(model_.program, cpu_, processes, options.device.placement, request);
-    kernels::Communicator &group = kernels::process_group();
+    kernels::Communicator &group = kernels::process_group(options.on_silence);
     if (group.rank() > 0) {
         const auto device = cpu_->backend();
         try {

@@ -23,6 +23,7 @@
 #include "gguf/base/timer.h"
 #include "gguf/file.h"
 #include "kernels/communicator.h"
+#include "kernels/process_group.h"
 
 namespace runnel::decode {
 
@@ -54,6 +55,7 @@ struct EngineOptions {
     DeviceRequest device = {};
     CacheOptions cache = {};
     kernels::LoadProgress progress = {};  // of the upload to a GPU
+    kernels::OnSilence on_silence = {};   // of several processes
     // A program that will run next to the model on the same GPU, with the same number of cells. Memory is reserved
     // for it unless layers of the model would then have to move to the CPU. Set at most one of the two:
     int32_t first_layers = 0;           // the program is the model's own first layers, this many

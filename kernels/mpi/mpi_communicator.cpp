@@ -73,8 +73,13 @@ void unpack(std::span<const std::byte> from, int me, int size, Call &call) {
 
 class MpiCommunicator final : public MeetingCommunicator {
   public:
-    MpiCommunicator(MPI_Comm comm, std::chrono::milliseconds deadline, bool &failed)
-        : comm_(comm), deadline_(deadline), job_failed_(failed) {
+    MpiCommunicator(MPI_Comm comm, std::chrono::milliseconds deadline, OnSilence on_silence,
+                    std::chrono::seconds patience, bool &failed)
+        : comm_(comm),
+          deadline_(deadline),
+          on_silence_(std::move(on_silence)),
+          patience_(patience),
+          job_failed_(failed) {
         MPI_Comm_rank(comm_, &rank_);
         MPI_Comm_size(comm_, &size_);
         const auto ranks = static_cast<size_t>(size_);
@@ -123,13 +128,20 @@ class MpiCommunicator final : public MeetingCommunicator {
         const uint64_t operation = called_++;
         send_call();
         for (Incoming &from : incoming_) from = {std::move(from.bytes), 0, MPI_REQUEST_NULL, false};
-        const auto end = Clock::now() + deadline_;
+        const auto start = Clock::now();
+        std::chrono::seconds patience = patience_;
         for (int looks = 0; !progress(); ++looks) {
             look_for_failures();
             look_for_ends(operation);
-            if (Clock::now() > end)
-                fail(rank_name(*missing()) + " did not reach " + name(operation) + " within " +
+            const auto waited = Clock::now() - start;
+            const std::optional<int> late = missing();
+            if (waited > deadline_)
+                fail((late ? rank_name(*late) : "a rank") + " did not reach " + name(operation) + " within " +
                      std::to_string(deadline_.count()) + " ms");
+            if (rank_ == 0 && on_silence_ && late && waited > patience) {
+                on_silence_(*late, patience);
+                patience *= 2;
+            }
             pause(looks);
         }
         std::vector<const Call *> all;
@@ -283,6 +295,8 @@ class MpiCommunicator final : public MeetingCommunicator {
 
     const MPI_Comm comm_;
     const std::chrono::milliseconds deadline_;
+    const OnSilence on_silence_;
+    const std::chrono::seconds patience_;
     bool &job_failed_;
     int rank_ = 0, size_ = 1;
     uint64_t called_ = 0;  // number of operations
@@ -329,11 +343,13 @@ MpiSession::~MpiSession() {
         MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-std::unique_ptr<Communicator> MpiSession::communicator(std::chrono::milliseconds deadline) {
+std::unique_ptr<Communicator> MpiSession::communicator(std::chrono::milliseconds deadline,
+                                                       const OnSilence &on_silence,
+                                                       std::chrono::seconds patience) {
     MPI_Comm comm;
     check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-    return std::make_unique<MpiCommunicator>(comm, deadline, failed_);
+    return std::make_unique<MpiCommunicator>(comm, deadline, on_silence, patience, failed_);
 }
 
 }  // namespace runnel::kernels

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "kernels/communicator.h"
+#include "kernels/process_group.h"
 
 namespace runnel::kernels {
 
@@ -24,8 +25,11 @@ class MpiSession {
     // keep the others waiting.
     ~MpiSession();
 
-    // A communicator of all ranks of the job. Collective: every rank calls it equally often.
-    std::unique_ptr<Communicator> communicator(std::chrono::milliseconds deadline);
+    // A communicator of all ranks of the job. Collective: every rank calls it equally often. Rank 0 calls on_silence when it
+    // has waited for another rank as long as `patience`, and each time the wait has doubled.
+    std::unique_ptr<Communicator> communicator(std::chrono::milliseconds deadline,
+                                               const OnSilence &on_silence = {},
+                                               std::chrono::seconds patience = {});
 
   private:
     bool failed_ = false;

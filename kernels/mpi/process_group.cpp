@@ -11,16 +11,20 @@ namespace {
 // job at once, whatever the deadline (mpirun).
 constexpr std::chrono::hours kDeadline{24 * 365};
 
+constexpr std::chrono::seconds kPatience{30};
+
 struct Group {
+    explicit Group(const OnSilence &on_silence)
+        : communicator(session.communicator(kDeadline, on_silence, kPatience)) {}
     MpiSession session;
-    std::unique_ptr<Communicator> communicator = session.communicator(kDeadline);
+    std::unique_ptr<Communicator> communicator;
 };
 std::optional<Group> group;
 
 }  // namespace
 
-Communicator &process_group() {
-    if (!group) group.emplace();
+Communicator &process_group(const OnSilence &on_silence) {
+    if (!group) group.emplace(on_silence);
     return *group->communicator;
 }
 

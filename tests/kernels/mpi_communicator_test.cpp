@@ -65,6 +65,11 @@ TEST_CASE("mpi communicator: a rank that fails fails all with the same message")
     CHECK(run(3, "end") == line(0, ended) + line(1, "right") + line(2, ended));
 }
 
+TEST_CASE("mpi communicator: the first rank is told for whom it has waited for long") {
+    if (!has_mpi()) return;
+    CHECK(run(3, "silent") == all(3, "right"));
+}
+
 TEST_CASE("mpi communicator: a rank that is stuck after another one has failed is ended with the job") {
     if (!has_mpi()) return;
     const Job job = mpirun(3, "build/mpi-ranks stuck");

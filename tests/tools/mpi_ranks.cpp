@@ -1,11 +1,13 @@
 // One rank of the tests of the MPI communicator, started by mpirun (tests/kernels/mpi_communicator_test.cpp).
 //   mpi-ranks SCENARIO [SEED]
 // Prints one line, "rank R: RESULT", where RESULT is "right", "wrong" or the error.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/mpi/mpi_communicator.h"
@@ -33,8 +35,10 @@ bool large(kernels::Communicator &rank) {
 
 // Returns false if received bytes are wrong. Rank 1 is the one that errs.
 bool run(const std::string &scenario, kernels::MpiSession &session, uint32_t seed) {
-    const auto communicator =
-        session.communicator(scenario == "late" || scenario == "stuck" ? 300ms : 60000ms);
+    std::vector<std::pair<int, std::chrono::seconds>> silences;
+    const auto communicator = session.communicator(
+        scenario == "late" || scenario == "stuck" ? 300ms : 60000ms,
+        [&](int process, std::chrono::seconds waited) { silences.emplace_back(process, waited); }, 1s);
     kernels::Communicator &rank = *communicator;
     const bool errs = rank.rank() == 1;
     if (scenario == "script") return testing::CommunicatorScript(rank, seed).run(2000);
@@ -47,6 +51,14 @@ bool run(const std::string &scenario, kernels::MpiSession &session, uint32_t see
     if (scenario == "argument" && errs) {
         Bytes five(5);
         rank.broadcast(five, 99);
+    }
+    if (scenario == "silent") {
+        if (errs) std::this_thread::sleep_for(2500ms);
+        rank.barrier();
+        const auto told = [&](std::chrono::seconds waited) {
+            return std::ranges::count(silences, std::pair(1, waited)) == 1;
+        };
+        return rank.rank() == 0 ? told(1s) && told(2s) : silences.empty();
     }
     if (scenario == "late" && errs) std::this_thread::sleep_for(900ms);
     if (scenario == "stuck" && errs) std::this_thread::sleep_for(30s);
