@@ -18,9 +18,9 @@ int started_together();
 // The number of this process among them, from 0 on; -1 if it is alone.
 int number_among_them();
 
-// The communicator of these processes. The first call starts the communication, of which `on_silence` is told, and waits for the
-// other processes; main() calls leave_process_group() at the end. Throws BackendError{Failed} if that fails, or if this program was built without
-// MPI (make MPI=1).
+// The communicator of these processes. The first call starts the communication, which keeps `on_silence`, and waits for the
+// other processes; main() calls leave_process_group() at the end. Throws BackendError{Failed} if that fails, or if this
+// program was built without MPI (make MPI=1).
 Communicator &process_group(const OnSilence &on_silence = {});
 void leave_process_group() noexcept;
 
