@@ -139,7 +139,7 @@ struct Engine32 {
     }
 
     static constexpr int kRowTokens = kTokensByRows<Format>;
-    static constexpr bool kRowsNeedGfni = Format::kLargest <= 3;
+    static constexpr bool kRowsNeedGfni = kWeightBits<Format> > 0;
     template <int count>
     static void multiply_rows(const RowRange &rows, const Task &task) {
         if constexpr (kRowsNeedGfni)

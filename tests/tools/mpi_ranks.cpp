@@ -33,7 +33,7 @@ bool large(kernels::Communicator &rank) {
     return true;
 }
 
-// Returns false if received bytes are wrong. Rank 1 is the one that errs.
+// Returns false if received bytes, or what rank 0 is told of silent ranks, are wrong. Rank 1 is the one that errs.
 bool run(const std::string &scenario, kernels::MpiSession &session, uint32_t seed) {
     std::vector<std::pair<int, std::chrono::seconds>> silences;
     const auto communicator = session.communicator(

@@ -205,10 +205,8 @@ TEST_CASE("sampler: greedy takes the lowest id among equals, whatever else is se
             const auto first = std::max_element(row.begin(), row.end()) - row.begin();
             CHECK(longer.sample(row, {}) == first);
             const auto second = longer.second(0, static_cast<TokenId>(first));
-            const float most = row[static_cast<size_t>(first)];
             row[static_cast<size_t>(first)] = -100;
             CHECK(second == std::max_element(row.begin(), row.end()) - row.begin());
-            CHECK(row[static_cast<size_t>(second)] <= most);
         }
     }
 }
