@@ -121,6 +121,10 @@ void File::add_parts(const fs::path &path) {
                         ", but the parts hold " + std::to_string(tensors_.size()) + " tensors");
 }
 
+void File::drop_pages() const {
+    for (const Mapping &mapping : mappings_) forget_pages(mapping.bytes());
+}
+
 void File::take(Part &&part, uint32_t number) {
     for (Tensor &tensor : part.tensors) tensor.part = number;
     if (number > 0) {

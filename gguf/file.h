@@ -70,6 +70,8 @@ class File {
     const std::filesystem::path &path() const { return path_; }  // as given to open
     size_t parts() const { return mappings_.size(); }
     uint64_t file_bytes() const { return file_bytes_; }  // over all parts
+    // forget_pages() of all bytes: for a program that has copied what it reads often.
+    void drop_pages() const;
 
     const std::vector<KeyValue> &metadata() const { return metadata_; }  // in file order
     const Value *find(std::string_view key) const;                       // null when absent

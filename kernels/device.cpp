@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/system_memory.h"
+#include "kernels/cpu/weight_memory.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
@@ -21,7 +22,8 @@ constexpr std::string_view kCuda = "cuda";
 
 class CpuDevice final : public Device {
   public:
-    explicit CpuDevice(int threads) : threads_(threads) {}
+    CpuDevice(int threads, WeightStorage storage)
+        : threads_(threads), storage_(storage), weights_(std::make_shared<cpu::WeightMemory>(storage)) {}
 
     std::string name() const override { return "cpu"; }
     DeviceInfo info() const override { return backend()->info(); }
@@ -29,7 +31,12 @@ class CpuDevice final : public Device {
     MemoryNeed need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const override {
         // Upper bound on activations, logits and everything else, for every model that is practical on a CPU.
         constexpr size_t kWork = size_t{256} << 20;
-        MemoryNeed need{.cache = cache_need(program, cache, max_tokens), .work = kWork, .mapped = true};
+        MemoryNeed need{
+            .cache = cache_need(program, cache, max_tokens), .work = kWork, .mapped = !storage_.copied};
+        if (storage_.copied) {
+            need.weights = cpu::weights_read(program);
+            return need;
+        }
         for (const Weight &weight : program.weights) need.weights += weight.bytes();
         // A token reads a few rows of these tables, which may be larger than the memory.
         for_each_step<HashedEmbed>(program, [&](const HashedEmbed &step) {
@@ -43,10 +50,15 @@ class CpuDevice final : public Device {
     std::vector<std::string> missing(const Program &program) const override {
         return std::vector<std::string>(program.steps.size());
     }
-    std::unique_ptr<Backend> backend() const override { return cpu::make_cpu_backend(threads_); }
+    std::unique_ptr<Backend> backend() const override {
+        return cpu::make_cpu_backend(threads_, {}, weights_);
+    }
+    std::string note() const override { return weights_->problem(); }
 
   private:
-    int threads_;
+    const int threads_;
+    const WeightStorage storage_;
+    const std::shared_ptr<cpu::WeightMemory> weights_;
 };
 
 class CudaDevice final : public Device {
@@ -83,8 +95,8 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-DevicePtr cpu_device(int threads) {
-    return std::make_shared<CpuDevice>(threads);
+DevicePtr cpu_device(int threads, WeightStorage weights) {
+    return std::make_shared<CpuDevice>(threads, weights);
 }
 
 Devices devices(int threads) {

@@ -12,6 +12,13 @@
 
 namespace runnel::kernels {
 
+// Where the CPU keeps the weights that it reads. By default in the mapped file, whose pages the system may drop and read
+// again.
+struct WeightStorage {
+    bool copied = false;  // in this process's own memory, in large pages (kernels/cpu/weight_memory.h)
+    bool locked = false;  // never dropped or swapped out
+};
+
 // What a program takes of a device's memory, in bytes. Backend::load() allocates all of it, except that a GPU
 // allocates block tables for sequences beyond a million cells later.
 struct MemoryNeed {
@@ -89,7 +96,8 @@ size_t block_bytes(const Program &program, const CacheConfig &cache);
 // threads: of the CPU; <= 0: one per physical core. Opens no device; the first call takes some tenths of a
 // second on a machine with a GPU.
 Devices devices(int threads = 0);
-DevicePtr cpu_device(int threads = 0);
+// Its note() says, after a load, if weights could not be locked.
+DevicePtr cpu_device(int threads = 0, WeightStorage weights = {});
 
 // Whether the name is well-formed, on any machine: "cpu", or a kind of GPU, with or without a number: "cuda:1".
 bool is_device_name(const std::string &name);

@@ -80,6 +80,20 @@ void visit_weights(const Step &step, F &&f) {
     describe(step, WeightVisitor<F &>{{}, f});
 }
 
+// Calls f(id) for every weight but the tables: what every pass reads, or, of experts, what it may read.
+template <typename F>
+struct ReadWeightVisitor : StepVisitor {
+    F f;
+    void matrix(WeightId id, Use) { vector(id, Use{}); }
+    void vector(WeightId id, Use) {
+        if (id != kNoWeight) f(id);
+    }
+};
+template <typename F>
+void visit_read_weights(const Step &step, F &&f) {
+    describe(step, ReadWeightVisitor<F &>{{}, f});
+}
+
 // Calls f(id, use) for every matrix that is multiplied with activations.
 template <typename F>
 struct MatrixVisitor : StepVisitor {

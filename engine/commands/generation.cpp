@@ -80,6 +80,11 @@ bool is_same_file(const fs::path &a, const fs::path &b) {
     return first == second || fs::equivalent(first, second, error);
 }
 
+kernels::WeightStorage storage_of(const std::string &load_mode) {
+    return {.copied = load_mode == "copy" || load_mode == "mlock",
+            .locked = load_mode == "mlock" || load_mode == "mmap+mlock"};
+}
+
 std::optional<int64_t> cpu_experts(const ModelOptions &options) {
     if (options.cpu_moe) return std::numeric_limits<int64_t>::max();
     return options.cpu_moe_layers;
@@ -106,7 +111,8 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
             .device = {options.device,
                        {gpu_layers(options.gpu_layers), cpu_experts(options), options.tensor_split},
                        options.split},
-            .cache = options.cache};
+            .cache = options.cache,
+            .weights = storage_of(options.load_mode)};
 }
 
 decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop) {
@@ -154,6 +160,7 @@ decode::DraftingOptions options_of(const DraftFlags &flags, const ModelOptions &
         draft.batch = model.batch;
         draft.device = flags.device;
         draft.gpu_layers = flags.gpu_layers;
+        draft.load_mode = model.load_mode;
         draft.split = decode::runs_all_layers(model.split) ? decode::Split::Layer : model.split;
         options.model = engine_options(draft);
     }

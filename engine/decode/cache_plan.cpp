@@ -211,6 +211,10 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::Device 
                                                               const CacheShape &shape) {
             return alone(cache, shape) + request.beside(shape, cache.context);
         };
+    const kernels::MemoryNeed need = device.need(program, {}, request.batch);
+    if (!need.mapped && need.weights > free)
+        fail("a copy of the weights needs " + base::mebibytes(need.weights) + ", but only " +
+             base::mebibytes(free) + " of memory is free: leave out --load-mode");
     if (const auto plan = plan_context(program, budgets, request)) return *plan;
     const int64_t least = wish_of(request).least;
     const std::string needs = std::to_string(least) + " tokens needs " +
@@ -221,10 +225,8 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::Device 
              base::mebibytes(static_cast<size_t>(request.cache_size)) +
              ": choose a shorter context with -c, or a larger --cache-size");
     fail("a context of " + needs + "only " + base::mebibytes(free) + " of memory is free" +
-         (request.asked > 0
-              ? ": choose a shorter context with -c"
-              : " in addition to " + base::mebibytes(device.need(program, {}, request.batch).weights) +
-                    " of weights"));
+         (request.asked > 0 ? ": choose a shorter context with -c"
+                            : " in addition to " + base::mebibytes(need.weights) + " of weights"));
 }
 
 }  // namespace runnel::decode

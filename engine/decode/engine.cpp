@@ -69,6 +69,8 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     else
         open_head(options);
     start(options);
+    if (std::string note = cpu_->note(); !note.empty()) notes_.push_back(std::move(note));
+    if (options.weights.copied) file_.drop_pages();
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
     if (!tokenizer_->note().empty()) notes_.push_back(tokenizer_->note());
     notes_.insert(notes_.end(), notes.begin(), notes.end());
@@ -130,7 +132,7 @@ HiddenStates::Pairs Engine::pairs() const {
 
 void Engine::start(const EngineOptions &options) {
     progress_ = options.progress;
-    cpu_ = kernels::cpu_device(options.threads);
+    cpu_ = kernels::cpu_device(options.threads, options.weights);
     devices_ = {cpu_};
     DeviceChoice choice;
     const bool all_layers = runs_all_layers(options.device.split);
@@ -316,7 +318,7 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was trained for");
     std::unique_ptr<kernels::Backend> backend =
-        processes_ ? kernels::make_leading_backend(cpu_->backend(), *processes_, tensor_shares_)
+        processes_ ? kernels::make_leading_backend(cpu_backend(), *processes_, tensor_shares_)
                    : another_backend();
     if (!draft_blocks_.empty() && divided_)
         no_draft_block_ = draft_block_cannot(
@@ -346,9 +348,15 @@ std::string Engine::placement_details() const {
     return placement_ + (gathers.empty() ? "" : ", " + gathers);
 }
 
+std::unique_ptr<kernels::Backend> Engine::cpu_backend() const {
+    auto backend = cpu_->backend();
+    backend->on_load(progress_);
+    return backend;
+}
+
 std::unique_ptr<kernels::Backend> Engine::another_backend() const {
     const size_t gpus = devices_.size() - 1;
-    if (gpus == 0) return cpu_->backend();
+    if (gpus == 0) return cpu_backend();
     std::vector<std::unique_ptr<kernels::Backend>> backends;
     std::vector<std::string> names;
     for (const kernels::DevicePtr &device : devices_) {

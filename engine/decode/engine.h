@@ -54,7 +54,8 @@ struct EngineOptions {
     std::filesystem::path head = {};  // this draft head drafts; the caller reports no_draft_block()
     DeviceRequest device = {};
     CacheOptions cache = {};
-    kernels::LoadProgress progress = {};  // of the upload to a GPU
+    kernels::WeightStorage weights = {};  // of the layers that run on the CPU
+    kernels::LoadProgress progress = {};  // of the upload to a GPU, and of copying weights
     kernels::OnSilence on_silence = {};   // of several processes
     // A program that will run next to the model on the same GPU, with the same number of cells. Memory is reserved
     // for it unless layers of the model would then have to move to the CPU. Set at most one of the two:
@@ -64,7 +65,8 @@ struct EngineOptions {
 
 class Engine {
   public:
-    // On the CPU, reads no weights: each forward pass reads them from the mapping. A GPU gets the requested
+    // On the CPU, reads no weights, unless they are to be copied or locked: each forward pass reads them from the mapping.
+    // A note says so if they could not be locked. A GPU gets the requested
     // layers or those that fit (placement.h), with a note when that is not all. A GPU that was not requested
     // by name and cannot run any layer is skipped, with a note. Throws gguf::FileError, model::ModelError,
     // text::TokenizerError, kernels::BackendError, DecodeError{OutOfMemory}.
@@ -116,6 +118,7 @@ class Engine {
     void start_tensor_split(const EngineOptions &options, const DeviceChoice &choice);
     void start_processes(const EngineOptions &options, int processes);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
+    std::unique_ptr<kernels::Backend> cpu_backend() const;  // that reports the progress of loading
     ContextRequest context_request(const EngineOptions &options) const;
     int32_t kept_windows(const EngineOptions &options, const ContextPlan &plan) const;
     std::optional<PlacementPlan> plan_on_gpus(const EngineOptions &options, const DeviceList &devices,

@@ -22,6 +22,7 @@
 #include "kernels/cpu/scan_runner.h"
 #include "kernels/cpu/system_memory.h"
 #include "kernels/cpu/vector.h"
+#include "kernels/cpu/weight_memory.h"
 #include "kernels/steps.h"
 
 namespace runnel::kernels::cpu {
@@ -89,10 +90,12 @@ struct Destination {
 
 class CpuBackend final : public Backend {
   public:
-    CpuBackend(int threads, const Isa &isa) : isa_(isa), threads_(threads) {}
+    CpuBackend(int threads, const Isa &isa, std::shared_ptr<WeightMemory> weights)
+        : isa_(isa), threads_(threads), weights_(std::move(weights)) {}
 
     DeviceInfo info() const override;
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
+    void on_load(LoadProgress progress) override { progress_ = std::move(progress); }
     void connect(Communicator &ranks) override { divided_.connect(ranks); }
     bool execute(const Batch &batch, std::span<float> logits) override;
     SlotRows exchange(Slot slot) override { return {row(slot, 0), width(slot)}; }
@@ -193,7 +196,9 @@ class CpuBackend final : public Backend {
     std::byte *packed(ActFormat format) const { return packed_[static_cast<size_t>(format)].data(); }
 
     const Isa isa_;
-    const int threads_;  // as requested; <= 0: thread_count chooses
+    const int threads_;                            // as requested; <= 0: thread_count chooses
+    const std::shared_ptr<WeightMemory> weights_;  // null: weights stay where they are
+    LoadProgress progress_;
     std::unique_ptr<Pool> pool_;
     Program program_;
     std::vector<std::vector<Phase>> parts_;  // of the program
@@ -253,6 +258,7 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     parts_ = plan(program_);
     max_tokens_ = max_tokens;
     start_pool();
+    if (weights_) weights_->take(program_, *pool_, progress_);
     cache_ = CacheMemory(program_, cache);
     states_ = StateMemory(program_, cache);
     reserve_activations();
@@ -617,9 +623,10 @@ void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instructions) {
+std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instructions,
+                                          std::shared_ptr<WeightMemory> weights) {
     const Isa isa = instructions.empty() ? isa_of_environment() : choose_isa(instructions, instructions);
-    return std::make_unique<CpuBackend>(threads, isa);
+    return std::make_unique<CpuBackend>(threads, isa, std::move(weights));
 }
 
 std::string instruction_set() {

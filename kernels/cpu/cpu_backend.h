@@ -1,6 +1,6 @@
 // The CPU device: runs a Program phase by phase (plan.h) on a team of threads (pool.h).
 //
-// Weights are used in place from the mapped file: nothing is read, copied or repacked at load. Results
+// Weights are used as they are in the file, without repacking: in place in the mapping, or copied (weight_memory.h). Results
 // follow the contract in README.md beside this file: they depend neither on threads nor on the batch
 // nor on the instruction set.
 #pragma once
@@ -12,11 +12,15 @@
 
 namespace runnel::kernels::cpu {
 
+class WeightMemory;
+
 // threads <= 0: one per physical core that this process may use, fewer for a small model whose threads would
 // mostly wait for each other.
 // instructions: the kernels to use, a name as instruction_set() returns it; empty: the best ones. Throws
 // BackendError if this CPU lacks them.
-std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instructions = {});
+// weights: what load() lets copy or lock the weights; null: they stay where they are.
+std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instructions = {},
+                                          std::shared_ptr<WeightMemory> weights = nullptr);
 
 // The instruction set of the default kernels: "amx", "avx512", "avx2" or "scalar". The environment variable
 // RUNNEL_CPU can select a lower one; selecting one that the CPU lacks throws BackendError.

@@ -21,7 +21,7 @@ struct Axis {
 };
 using Axes = std::vector<Axis>;
 
-constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv"};
+constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv", "-lm"};
 constexpr size_t kMostVariants = 1024;
 constexpr std::string_view kModes =
     "--roofline, --naive, --profile, --batching, --attention, --compare, --trace";
@@ -79,8 +79,8 @@ Command bench_command() {
         .summary = "prefill and decode speed, compared with the hardware's limits",
         .description =
             "Measures prefill and decode, and the memory bandwidth in the same run. With draft "
-            "options, measures the gain from speculative decoding. -p, -n, -d, -t, -b, -ngl, -ctk "
-            "and -ctv take lists: every combination is measured.",
+            "options, measures the gain from speculative decoding. -p, -n, -d, -t, -b, -ngl, -ctk, "
+            "-ctv and -lm take lists: every combination is measured.",
         .examples = {"bench model.gguf", "bench model.gguf -p 512 -n 128 -d 0,4096 --json",
                      "bench model.gguf -t 1,2,4 -ctk f16,q8_0 -o md",
                      "bench model.gguf --sequences 16,32 -p 0",
@@ -136,9 +136,9 @@ Command bench_command() {
               "with the attention alone or the MLP alone in another format are made by quantize "
               "--tensor-type")
         .takes("FILE");
-    table.flag(
-        "--compare-lists", exhibit->compare_lists,
-        "compare the combinations of -ctk, -ctv, -t, -b and -ngl (-ctk f16,q8_0) as --compare does models");
+    table.flag("--compare-lists", exhibit->compare_lists,
+               "compare the combinations of -ctk, -ctv, -t, -b, -ngl and -lm (-ctk f16,q8_0) as --compare "
+               "does models");
     table
         .text("--trace", exhibit->trace,
               "replay the requests of a file, without computing anything: the memory that their K and V take "

@@ -40,6 +40,7 @@ std::string settings_of(const ModelOptions &model, const std::vector<ModelOption
     if (varies([](const ModelOptions &one) { return one.threads; })) text += format(", -t %d", model.threads);
     if (varies([](const ModelOptions &one) { return one.batch; })) text += format(", -b %d", model.batch);
     if (varies([](const ModelOptions &one) { return one.gpu_layers; })) text += ", -ngl " + model.gpu_layers;
+    if (varies([](const ModelOptions &one) { return one.load_mode; })) text += ", -lm " + model.load_mode;
     return text;
 }
 
@@ -116,6 +117,7 @@ Json compare_json(const std::vector<ComparedModel> &models, const std::vector<Va
                     {"name", variants[i].name},
                     {"cache_type_k", name_of(model.cache.types.k)},
                     {"cache_type_v", name_of(model.cache.types.v)},
+                    {"load_mode", model.load_mode},
                     {"file_bytes", variants[i].file_bytes},
                     {"weight_bytes", m.weight_bytes},
                     {"prefill_tps", m.prefill},

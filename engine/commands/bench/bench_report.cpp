@@ -29,11 +29,9 @@ const char *kind_name(Kind kind) {
 
 // The values of the options that may be lists, by name.
 std::vector<std::pair<std::string, std::string>> settings_of(const BenchRun &run) {
-    return {{"gpu_layers", run.model.gpu_layers},
-            {"threads", std::to_string(run.threads)},
-            {"batch", std::to_string(run.model.batch)},
-            {"type_k", name_of(run.model.cache.types.k)},
-            {"type_v", name_of(run.model.cache.types.v)}};
+    return {{"gpu_layers", run.model.gpu_layers},         {"threads", std::to_string(run.threads)},
+            {"batch", std::to_string(run.model.batch)},   {"type_k", name_of(run.model.cache.types.k)},
+            {"type_v", name_of(run.model.cache.types.v)}, {"load_mode", run.model.load_mode}};
 }
 
 // The settings in which this run differs from another: "threads 2, type_k f16".
@@ -120,6 +118,7 @@ Json json_of(const SpeedRow &row, const BenchRun &run) {
     json["gpu_layers"] = run.model.gpu_layers;
     json["type_k"] = name_of(run.model.cache.types.k);
     json["type_v"] = name_of(run.model.cache.types.v);
+    json["load_mode"] = run.model.load_mode;
     return json;
 }
 
@@ -169,11 +168,28 @@ std::string quoted(const std::string &text) {
     return result + "\"";
 }
 
-constexpr const char *kCsvColumns[] = {
-    "model",           "device",     "gpu_layers", "threads", "batch",           "type_k",
-    "type_v",          "test",       "kind",       "prompt",  "generate",        "depth",
-    "sequences",       "tps_mean",   "tps_sd",     "ttft_ms", "bytes_per_token", "bandwidth_bytes_per_second",
-    "bandwidth_share", "fits_cache", "gain"};
+constexpr const char *kCsvColumns[] = {"model",
+                                       "device",
+                                       "gpu_layers",
+                                       "threads",
+                                       "batch",
+                                       "type_k",
+                                       "type_v",
+                                       "test",
+                                       "kind",
+                                       "prompt",
+                                       "generate",
+                                       "depth",
+                                       "sequences",
+                                       "tps_mean",
+                                       "tps_sd",
+                                       "ttft_ms",
+                                       "bytes_per_token",
+                                       "bandwidth_bytes_per_second",
+                                       "bandwidth_share",
+                                       "fits_cache",
+                                       "gain",
+                                       "load_mode"};
 
 std::string csv(const std::vector<BenchRun> &runs) {
     std::string text;

@@ -65,8 +65,10 @@ constexpr Foreign kForeign[] = {
     // --- llama.cpp: options without effect here
     {"-fa --flash-attn", kOnOff, Nothing, kAttention},
     {"--no-flash-attn", "", Nothing, kAttention},
-    {"--mmap --no-mmap --mlock -dio --direct-io --no-direct-io -ndio", "", Nothing, kMapped},
-    {"-lm --load-mode -lzm --lazy-mode", "*", Nothing, kMapped},
+    {"--mmap -ndio --no-direct-io", "", Same, "--load-mode mmap"},
+    {"--no-mmap -dio --direct-io", "", Same, "--load-mode copy"},
+    {"--mlock", "", Same, "--load-mode mmap+mlock"},
+    {"-lzm --lazy-mode", "*", Nothing, kMapped},
     {"--repack -nr --no-repack", "", Nothing, kMapped},
     {"--no-host", "", Nothing, kMapped},
     {"--op-offload --no-op-offload", "", Nothing, "layers run where their weights are"},

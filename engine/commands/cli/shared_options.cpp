@@ -63,6 +63,15 @@ std::vector<double> shares_in(const std::string &text) {
     return shares;
 }
 
+// Also llama.cpp's "auto", and its "none" and "dio" (direct I/O), which read the file into memory.
+std::string load_mode_in(const std::string &text) {
+    if (text == "auto") return "mmap";
+    if (text == "none" || text == "dio") return "copy";
+    if (text != "mmap" && text != "copy" && text != "mlock" && text != "mmap+mlock")
+        throw ValueError("mmap, copy, mlock or mmap+mlock");
+    return text;
+}
+
 std::string layers_in(const std::string &text) {
     if (text != "auto" && text != "all" && !whole_numbers(-1, kMostLayers).parse(text))
         throw ValueError("a whole number, auto or all");
@@ -167,6 +176,14 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
              "next; with --split "
              "tensor: of the rows",
              [&o](const std::string &text) { o.tensor_split = shares_in(text); })
+        .rare();
+    table
+        .add("--load-mode,-lm", "HOW",
+             "where the CPU's weights are: mmap (in the mapped file: nothing to load, shared with other "
+             "programs), copy (in this program's own memory, in pages of 2 MiB), mlock (a copy that is never "
+             "swapped out), mmap+mlock",
+             [&o](const std::string &text) { o.load_mode = load_mode_in(text); })
+        .by_default(o.load_mode)
         .rare();
     table.flag("-cmoe,--cpu-moe", o.cpu_moe, "experts stay on the CPU").rare();
     table

@@ -1,0 +1,56 @@
+// Where the CPU backend reads weights: in the mapped file, or in copies in this process's own memory.
+//
+// Pages of a mapped file cost nothing at load, are shared with other programs, and are dropped and read again when memory
+// is short. But most file systems keep a file in pages of 4 KiB, and decoding, which reads every weight for every token,
+// then also waits for address translation. Copies lie in pages of 2 MiB, in the order in which a pass reads them.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/device.h"
+#include "kernels/program.h"
+
+namespace runnel::kernels::cpu {
+
+// The bytes of the weights that a pass reads whole, or by experts: all but tables of which it reads single rows (token
+// embeddings that are not also the output matrix).
+size_t weights_read(const Program &program);
+
+// Shared by the backends of one device, so that a draft block and its model have one copy of the output matrix. Any thread
+// may call its functions.
+class WeightMemory {
+  public:
+    explicit WeightMemory(WeightStorage storage) : storage_(storage) {}
+
+    // Copies the program's weights, and locks them in memory, as the storage says; afterwards `program` refers to the copies,
+    // which live as long as this object. Weights that an earlier program brought are not copied again. Throws
+    // BackendError: OutOfMemory if the copies do not fit in the free memory, Cancelled if `progress` returns false; the
+    // program is then unchanged.
+    void take(Program &program, Pool &pool, const LoadProgress &progress);
+
+    // Why weights could not be locked, in one line; empty if they were, or if nobody asked for it.
+    std::string problem() const;
+
+  private:
+    using Place = std::tuple<const std::byte *, size_t, int64_t>;  // of a weight: data, bytes, matrices
+
+    static Place place_of(const Weight &weight);
+    void copy(Program &program, Pool &pool, const LoadProgress &progress);
+    void lock(const std::byte *data, size_t bytes);
+
+    const WeightStorage storage_;
+    mutable std::mutex mutex_;
+    std::vector<LazyBuffer> buffers_;
+    std::map<Place, const std::byte *> copies_;
+    std::string problem_;
+};
+
+}  // namespace runnel::kernels::cpu
