@@ -139,10 +139,9 @@ struct Engine32 {
     }
 
     static constexpr int kRowTokens = kTokensByRows<Format>;
-    static constexpr bool kRowsNeedGfni = kWeightBits<Format> > 0;
     template <int count>
     static void multiply_rows(const RowRange &rows, const Task &task) {
-        if constexpr (kRowsNeedGfni)
+        if constexpr (kWeightBits < Format >> 0)
             multiply_rows_bits<Format>(rows, task);
         else
             multiply_rows32<Format, count>(rows, task);

@@ -173,14 +173,6 @@ requires requires {
     Engine::kRowTokens;
 }
 constexpr int kRowTokens<Engine> = Engine::kRowTokens;
-// Whether these rows need GFNI, which not every CPU with AVX-512 has.
-template <typename Engine>
-constexpr bool kRowsNeedGfni = false;
-template <typename Engine>
-requires requires {
-    Engine::kRowsNeedGfni;
-}
-constexpr bool kRowsNeedGfni<Engine> = Engine::kRowsNeedGfni;
 
 // Calls f<count>(), for a count known only at run time. Precondition: 1 <= count <= most.
 template <int most, typename Function>
@@ -225,7 +217,7 @@ void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
     with_count<kFusedTokens>(
         count, [&]<int tokens>() __attribute__((always_inline)) {
             // (Several passes have four tokens or more each, so fewer only come here where rows are side by side.)
-            if constexpr (tokens >= 4 || tokens > kRowTokens<Engine> || kRowsNeedGfni<Engine>)
+            if constexpr (tokens >= 4 || tokens > kRowTokens<Engine>)
                 multiply_tile_fused<Engine, tokens>(rows, task, t0);
         });
 }
@@ -337,7 +329,7 @@ void multiply_row_range(const RowRange &rows, const Task &task) {
 template <typename Engine>
 void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
     if constexpr (kRowTokens < Engine >> 0)
-        if (task.tokens <= kRowTokens<Engine> && (!kRowsNeedGfni<Engine> || __builtin_cpu_supports("gfni"))) {
+        if (task.tokens <= kRowTokens<Engine>) {
             const int64_t stride = task.cols / Engine::kGroupCols * Engine::kGroupBytes;
             task.out += row0;
             return multiply_row_range<Engine>({weights + row0 * stride, stride, row1 - row0, next}, task);

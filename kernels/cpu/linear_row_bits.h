@@ -1,13 +1,14 @@
-// Products of rows of one- and two-bit weights (Q1_0, Q2_0) and one token, for AVX-512 with GFNI: one row at a time
-// (linear_row.h), where more tokens, and other CPUs, have 16 rows side by side (linear_tile.h).
+// Products of rows of one- and two-bit weights (Q1_0, Q2_0) and one token, for AVX-512: one row at a time (linear_row.h), where
+// more tokens have 16 rows side by side (linear_tile.h).
 //
-// Weights stay where they are in the bytes of the file. One instruction takes a weight out of each of 64 bytes, another one
-// multiplies it by an activation; these have been put in the same order once for a range of rows. A lane is a group of 32
-// columns (Q1_0) or half of one (Q2_0): there are no other sums across a row until the end.
+// Weights stay where they are in the bytes of the file. One instruction takes a weight out of each of 64 bytes (with GFNI by a
+// matrix of bits, otherwise by a table), another one multiplies it by an activation; these have been put in the same order
+// once for a range of rows. A lane is a group of 32 columns (Q1_0) or half of one (Q2_0): there are no other sums across a row
+// until the end.
 //
-// 512 weights of Q1_0 take about 28 vector instructions, of which a core starts two per cycle: on a Xeon with AMX it multiplies
-// 13 GB/s of weights in L2, less than it reads from memory (15 GB/s). Of Q2_0 it multiplies 21 GB/s. Rows side by side reach 10
-// and 14 GB/s.
+// 512 weights of Q1_0 take about 28 vector instructions with GFNI, of which a core starts two per cycle: on a Xeon with AMX it
+// multiplies 13 GB/s of weights in L2, less than it reads from memory (15 GB/s), and 21 GB/s of Q2_0; rows side by side reach
+// 10 and 14 GB/s there. On a busy Xeon of 2019 without GFNI: 6 and 11 GB/s, side by side 3 and 4.
 #pragma once
 
 #include "kernels/cpu/linear_packed.h"
@@ -144,7 +145,7 @@ template <typename Format>
 // for bit i of the result is byte 7 - i of the second operand. (This code is not compiled for GFNI, which some CPUs with
 // AVX-512 lack.)
 template <typename Format>
-[[gnu::always_inline]] inline Ints numbers_of(Ints bytes, int n) {
+[[gnu::always_inline]] inline Ints number_by_matrix(Ints bytes, int n) {
     const uint64_t bit_0 = uint64_t{1} << 56, bit_1 = uint64_t{1} << 48;
     const uint64_t matrix = kWeightBits<Format> == 1 ? bit_1 << n : bit_0 << 2 * n | bit_1 << (2 * n + 1);
     const Ints matrices = _mm512_set1_epi64(static_cast<int64_t>(matrix));
@@ -153,26 +154,45 @@ template <typename Format>
     return numbers;
 }
 
-// The integers of a register's lanes: sum((number - 1) q).
+// The same number by a table of 16 entries, from the four bits of the byte that contain it.
 template <typename Format>
+[[gnu::always_inline]] inline Ints number_by_table(Ints four_bits, int n) {
+    const auto entry = [n](int bits) __attribute__((always_inline)) {
+        const int number = kWeightBits<Format> == 1 ? (bits >> n & 1) * 2 : bits >> 2 * n & 3;
+        return static_cast<char>(number);
+    };
+    const __m128i table =
+        _mm_setr_epi8(entry(0), entry(1), entry(2), entry(3), entry(4), entry(5), entry(6), entry(7),
+                      entry(8), entry(9), entry(10), entry(11), entry(12), entry(13), entry(14), entry(15));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), four_bits);
+}
+
+// The integers of a register's lanes: sum((number - 1) q).
+template <typename Format, bool gfni>
 [[gnu::always_inline]] inline Ints lane_totals(Ints bytes, const int8_t (&q)[kNumbers<Format>][64],
                                                const int32_t (&start)[16]) {
+    constexpr int kHalf = kNumbers<Format> / 2;  // numbers in four bits
+    const Ints low = bytes & _mm512_set1_epi8(15), high = _mm512_srli_epi16(bytes, 4) & _mm512_set1_epi8(15);
     Ints sum = _mm512_load_si512(start);
 #pragma GCC unroll 8
-    for (int n = 0; n < kNumbers<Format>; ++n)
-        sum = _mm512_dpbusd_epi32(sum, numbers_of<Format>(bytes, n), _mm512_load_si512(q[n]));
+    for (int n = 0; n < kNumbers<Format>; ++n) {
+        const Ints numbers = gfni        ? number_by_matrix<Format>(bytes, n)
+                             : n < kHalf ? number_by_table<Format>(low, n)
+                                         : number_by_table<Format>(high, n - kHalf);
+        sum = _mm512_dpbusd_epi32(sum, numbers, _mm512_load_si512(q[n]));
+    }
     return sum;
 }
 
 // The integers of the sixteen groups of a piece.
-template <typename Format>
+template <typename Format, bool gfni>
 [[gnu::always_inline]] inline Ints piece_totals(const std::byte *blocks, const BitsPiece<Format> &a) {
-    const Ints first = lane_totals<Format>(weight_bytes<Format>(blocks), a.q[0], a.start[0]);
+    const Ints first = lane_totals<Format, gfni>(weight_bytes<Format>(blocks), a.q[0], a.start[0]);
     if constexpr (kWeightBits<Format> == 1) {
         return first;
     } else {
-        const Ints last =
-            lane_totals<Format>(weight_bytes<Format>(blocks + 4 * Format::kBlockBytes), a.q[1], a.start[1]);
+        const Ints last = lane_totals<Format, gfni>(weight_bytes<Format>(blocks + 4 * Format::kBlockBytes),
+                                                    a.q[1], a.start[1]);
         const Ints even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         return add32(_mm512_permutex2var_epi32(first, even, last),
                      _mm512_permutex2var_epi32(first, even | splat(1), last));
@@ -180,19 +200,18 @@ template <typename Format>
 }
 
 // partial: the contract's partial sums; adds those of a piece. there: the groups that exist.
-template <typename Format>
+template <typename Format, bool gfni>
 [[gnu::always_inline]] inline void add_piece(const std::byte *blocks, const BitsPiece<Format> &a,
                                              __mmask16 there, __m256 &partial) {
     const __m512 factor = _mm512_mul_ps(group_scales<Format>(blocks), _mm512_load_ps(a.scale));
-    const __m512 total = _mm512_cvtepi32_ps(piece_totals<Format>(blocks, a));
+    const __m512 total = _mm512_cvtepi32_ps(piece_totals<Format, gfni>(blocks, a));
     partial = _mm256_mask3_fmadd_ps(_mm512_castps512_ps256(factor), _mm512_castps512_ps256(total), partial,
                                     static_cast<__mmask8>(there));
     partial = _mm256_mask3_fmadd_ps(_mm512_extractf32x8_ps(factor, 1), _mm512_extractf32x8_ps(total, 1),
                                     partial, static_cast<__mmask8>(there >> 8));
 }
 
-// y = W x for the task's only token.
-template <typename Format>
+template <typename Format, bool gfni>
 inline void multiply_rows_bits(const RowRange &rows, const Task &task) {
     auto *pieces = static_cast<BitsPiece<Format> *>(task.scratch);
     copy_records(task, pieces);
@@ -203,16 +222,24 @@ inline void multiply_rows_bits(const RowRange &rows, const Task &task) {
             __m256 partial = _mm256_setzero_ps();
             for (int64_t p = 0; p < whole; ++p, row += kPieceBytes<Format>) {
                 ahead.prefetch<kPieceBytes<Format>>(row);
-                add_piece(row, pieces[p], 0xffff, partial);
+                add_piece<Format, gfni>(row, pieces[p], 0xffff, partial);
             }
             if (left > 0) {
                 std::byte padded[kPieceBytes<Format>] = {};  // the last blocks of the row, then zeros
                 __builtin_memcpy(padded, row,
                                  static_cast<size_t>(left / kGroups<Format> * Format::kBlockBytes));
-                add_piece(padded, pieces[whole], static_cast<__mmask16>((1 << left) - 1), partial);
+                add_piece<Format, gfni>(padded, pieces[whole], static_cast<__mmask16>((1 << left) - 1),
+                                        partial);
             }
             task.out[r] = folded(partial);
         });
+}
+
+// y = W x for the task's only token.
+template <typename Format>
+inline void multiply_rows_bits(const RowRange &rows, const Task &task) {
+    if (__builtin_cpu_supports("gfni")) return multiply_rows_bits<Format, true>(rows, task);
+    multiply_rows_bits<Format, false>(rows, task);
 }
 
 }  // namespace
