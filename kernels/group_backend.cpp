@@ -48,7 +48,7 @@ Bytes tell(Communicator &communicator, Bytes message) {
     return message;
 }
 
-// Equal for programs with the same shapes, steps and weight sizes: enough to notice another file or other options.
+// Equal for programs with the same shapes, steps, parts and weight sizes: enough to notice another file or other options.
 uint64_t fingerprint(const Program &program) {
     uint64_t hash = 14695981039346656037u;  // FNV-1a
     const auto add = [&](uint64_t value) {
@@ -64,6 +64,11 @@ uint64_t fingerprint(const Program &program) {
         add(static_cast<uint64_t>(layer.group)), add(static_cast<uint64_t>(layer.kv_heads)),
             add(static_cast<uint64_t>(layer.head_dim_k));
     for (const Step &step : program.steps) add(step.index());
+    for (const Program::Part &part : program.parts) {
+        add(part.end);
+        for (const Slot slot : part.in) add(static_cast<uint64_t>(slot));
+        for (const Slot slot : part.out) add(static_cast<uint64_t>(slot));
+    }
     add(static_cast<uint64_t>(program.vocab));
     return hash;
 }

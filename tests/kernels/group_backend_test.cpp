@@ -161,21 +161,26 @@ TEST_CASE("group: every rank selects tokens by the masks of the leader, and a ro
     for (const std::string &error : errors) CHECK(error == "");
 }
 
-TEST_CASE("group: a follower with another program is named") {
+TEST_CASE("group: a follower with another program, or other parts of it, is named") {
     const TinyProgram tiny(shape_of(1), 1), other(shape_of(2), 2);
+    Program parts = tiny.program();
+    parts.parts = {{parts.steps.size() - 1, {}, {std::get<Logits>(parts.steps.back()).in}},
+                   {parts.steps.size(), {}, {}}};
     const std::vector<double> shares(2, 1);
     const std::string expected =
         "rank 1: this process has opened another model, or has other options, than rank 0";
-    const auto errors = with_followers(
-        2, shares,
-        [&](Communicator &communicator) {
-            const auto device = cpu::make_cpu_backend(1);
-            follow(*device, communicator, other.program(), shares);
-        },
-        [&](Backend &leader) {
-            CHECK(error_of([&] { leader.load(tiny.program(), {{kBlocks}}, kMaxTokens); }) == expected);
-        });
-    CHECK(errors[1].find("another model") != std::string::npos);
+    for (const Program *program : {&other.program(), static_cast<const Program *>(&parts)}) {
+        const auto errors = with_followers(
+            2, shares,
+            [&](Communicator &communicator) {
+                const auto device = cpu::make_cpu_backend(1);
+                follow(*device, communicator, *program, shares);
+            },
+            [&](Backend &leader) {
+                CHECK(error_of([&] { leader.load(tiny.program(), {{kBlocks}}, kMaxTokens); }) == expected);
+            });
+        CHECK(errors[1].find("another model") != std::string::npos);
+    }
 }
 
 TEST_CASE("group: a follower whose device fails is named, and all end") {
