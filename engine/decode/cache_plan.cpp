@@ -169,6 +169,15 @@ CacheBudget budget_of(const kernels::Device &device, const kernels::Program &sha
             }};
 }
 
+CacheBudget budget_beside(CacheBudget budget, const ContextRequest &request) {
+    if (request.beside)
+        budget.cost = [&request, alone = std::move(budget.cost)](const kernels::CacheConfig &cache,
+                                                                 const CacheShape &shape) {
+            return alone(cache, shape) + request.beside(shape, cache.context);
+        };
+    return budget;
+}
+
 CacheBudget budget_of_share(CacheBudget budget, size_t rank) {
     budget.cost = [rank, cost = std::move(budget.cost)](const kernels::CacheConfig &cache,
                                                         const CacheShape &shape) {
@@ -205,12 +214,7 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::Device 
                          const ContextRequest &request) {
     const bool given = request.cache_size > 0;
     std::vector<CacheBudget> budgets;  // empty: --cache-size is not checked against the free memory
-    if (!given) budgets.push_back(budget_of(device, program, free, request));
-    if (!given && request.beside)
-        budgets[0].cost = [&request, alone = budgets[0].cost](const kernels::CacheConfig &cache,
-                                                              const CacheShape &shape) {
-            return alone(cache, shape) + request.beside(shape, cache.context);
-        };
+    if (!given) budgets.push_back(budget_beside(budget_of(device, program, free, request), request));
     const kernels::MemoryNeed need = device.need(program, {}, request.batch);
     if (!need.mapped && need.weights > free)
         fail("a copy of the weights needs " + base::mebibytes(need.weights) + ", but only " +

@@ -88,6 +88,9 @@ struct CacheBudget {
 CacheBudget budget_of(const kernels::Device &device, const kernels::Program &share, size_t free,
                       const ContextRequest &request);
 
+// The same budget where ContextRequest::beside takes memory, too. The request must outlive the result.
+CacheBudget budget_beside(CacheBudget budget, const ContextRequest &request);
+
 // The same budget for the caches of which the rank's device has its share (kernels::share_of).
 CacheBudget budget_of_share(CacheBudget budget, size_t rank);
 

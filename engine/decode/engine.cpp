@@ -1,6 +1,7 @@
 #include "engine/decode/engine.h"
 
 #include <algorithm>
+#include <cassert>
 #include <future>
 #include <limits>
 #include <numeric>
@@ -10,7 +11,6 @@
 #include "engine/decode/error.h"
 #include "engine/decode/gpu_selection.h"
 #include "engine/decode/scheduled_sequence.h"
-#include "engine/decode/tensor_plan.h"
 #include "engine/model/draft_block.h"
 #include "engine/model/first_layers.h"
 #include "engine/model/notes.h"
@@ -46,6 +46,11 @@ size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, 
 // "--split tensor". Precondition: runs_all_layers(split).
 std::string split_option(Split split) {
     return split == Split::Tensor ? "--split tensor" : "--split context";
+}
+
+// Whether two programs use one cache: of an assistant, the model's; of a drafter, its own.
+bool shares_a_cache(model::HeadKind kind) {
+    return kind != model::HeadKind::Eagle3;
 }
 
 // True if every layer has a window: a sequence may then be of any length.
@@ -109,8 +114,10 @@ void Engine::open_head(const EngineOptions &options) {
     head_file_ = gguf::File::open(options.head);
     if (options.cache.window > 0)
         no_draft_block_ = draft_block_cannot("does not work with --window");
-    else if (runs_all_layers(options.device.split))
-        no_draft_block_ = draft_block_cannot("does not work with " + split_option(options.device.split));
+    else if (const auto kind = model::head_kind(*head_file_);
+             kind && shares_a_cache(*kind) && runs_all_layers(options.device.split))
+        no_draft_block_ = draft_block_cannot("needs the whole model on one device: leave out " +
+                                             split_option(options.device.split));
     else if (!whole_group(model_.program))
         no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
     if (!no_draft_block_.empty()) return;
@@ -119,9 +126,8 @@ void Engine::open_head(const EngineOptions &options) {
     for (const std::string &note : head_->notes) notes_.push_back("draft: " + note);
 }
 
-// Two programs then use one cache.
 bool Engine::needs_one_device() const {
-    return head_ && head_->kind != model::HeadKind::Eagle3;
+    return head_ && shares_a_cache(head_->kind);
 }
 
 HiddenStates::Pairs Engine::pairs() const {
@@ -156,12 +162,8 @@ void Engine::start(const EngineOptions &options) {
             pass_over(error.what());
         }
     }
-    ContextRequest request = context_request(options);
-    if (!draft_blocks_.empty())
-        request.beside = [this](const CacheShape &shape, int64_t) {
-            return draft_block_bytes(draft_blocks_, shape);
-        };
-    start_executor(options, plan_context(model_.program, *cpu_, cpu_->free_memory(), request));
+    start_executor(options,
+                   plan_context(model_.program, *cpu_, cpu_->free_memory(), context_request_on_cpu(options)));
 }
 
 // Returns false, or throws if a GPU is required, when no layer fits.
@@ -193,13 +195,9 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
 
 void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice &choice) {
     const bool by_cells = options.device.split == Split::Context;
-    if (!draft_blocks_.empty()) {
-        no_draft_block_ = draft_block_cannot("does not work with " + split_option(options.device.split));
-        draft_blocks_.clear();
-    }
     ContextRequest request = context_request(options);
     if (by_cells) request.ranks = ranks_ = static_cast<int32_t>(choice.gpus.size());
-    TensorPlan plan = plan_tensor_split(model_.program, choice.gpus, options.device.placement, request);
+    TensorPlan plan = plan_with_drafts(options, choice, request);
     tensor_shares_ = std::move(plan.shares);
     devices_ = choice.gpus;
     for (const kernels::DevicePtr &gpu : devices_)
@@ -211,22 +209,41 @@ void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice
     start_executor(options, plan.context);
 }
 
+// Reserves room for what drafts on the first GPU, unless not even a short context would fit then: loading it reports the
+// error later.
+TensorPlan Engine::plan_with_drafts(const EngineOptions &options, const DeviceChoice &choice,
+                                    const ContextRequest &request) const {
+    const kernels::Program program = program_to_load();
+    const auto plan = [&](const ContextRequest &one) {
+        return plan_tensor_split(program, choice.gpus, options.device.placement, one);
+    };
+    if (draft_blocks_.empty()) return plan(request);
+    ContextRequest both = request;
+    both.beside = [&](const CacheShape &shape, int64_t) {
+        return draft_bytes_on(*choice.gpus.front(), shape, options.sequences);
+    };
+    try {
+        return plan(both);
+    } catch (const std::runtime_error &) {
+        return plan(request);
+    }
+}
+
 // The first process leads; the others do what it does, and end with it.
 void Engine::start_processes(const EngineOptions &options, int processes) {
     if (options.device.device != "auto" && options.device.device != cpu_->name())
         throw DecodeError(DecodeError::Kind::BadInput,
                           "several processes run a model on CPUs only: leave out --device");
-    draft_blocks_.clear();
-    no_draft_block_ = draft_block_cannot("does not work on several processes");
-    ContextRequest request = context_request(options);
+    ContextRequest request = context_request_on_cpu(options);
     const bool by_cells = options.device.split == Split::Context;
     if (by_cells) request.ranks = ranks_ = processes;
-    TensorPlan plan = plan_processes(model_.program, cpu_, processes, options.device.placement, request);
+    const kernels::Program program = program_to_load();
+    TensorPlan plan = plan_processes(program, cpu_, processes, options.device.placement, request);
     kernels::Communicator &group = kernels::process_group(options.on_silence);
     if (group.rank() > 0) {
         const auto device = cpu_->backend();
         try {
-            kernels::follow(*device, group, model_.program, plan.shares);
+            kernels::follow(*device, group, program, plan.shares);
         } catch (const kernels::BackendError &) {
             throw kernels::LeaderEnded{.failed =
                                            true};  // the leader reports the error, with this process's number
@@ -264,16 +281,7 @@ std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, 
             const kernels::Device &gpu = *devices.front();
             if (other) return need_beside(gpu, other->program, shape, context, other->hyper.context_length);
             if (draft_blocks_.empty()) return need_beside(gpu, first, shape, context, context);
-            size_t bytes = 0;
-            for (const kernels::Program &block : draft_blocks_)
-                bytes += gpu.need(block, draft_block_cache(block, shape), shape.batch).all();
-            if (head_ && !head_->block.steps.empty()) {
-                kernels::CacheConfig shared = draft_block_cache(head_->block, shape);
-                std::ranges::fill(shared.blocks, 0);
-                const int32_t together = std::min(options.sequences, kMostDraftedTogether);
-                bytes += gpu.need(head_->block, shared, together * head_->block_tokens).all();
-            }
-            return bytes;
+            return draft_bytes_on(gpu, shape, options.sequences);
         };
         auto plan = plan_placement(model_.program, devices, free, wanted, both);
         if (plan && !plan->divided) return plan;
@@ -281,6 +289,36 @@ std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, 
         // Loading that program later reports the error.
     }
     return alone();
+}
+
+// What the draft blocks or the head take of the memory of a GPU, for drafts of so many sequences.
+size_t Engine::draft_bytes_on(const kernels::Device &gpu, const CacheShape &shape, int32_t sequences) const {
+    size_t bytes = 0;
+    for (const kernels::Program &block : draft_blocks_)
+        bytes += gpu.need(block, draft_block_cache(block, shape), shape.batch).all();
+    if (head_ && !head_->block.steps.empty()) {
+        kernels::CacheConfig shared = draft_block_cache(head_->block, shape);
+        std::ranges::fill(shared.blocks, 0);
+        const int32_t together = std::min(sequences, kMostDraftedTogether);
+        bytes += gpu.need(head_->block, shared, together * head_->block_tokens).all();
+    }
+    return bytes;
+}
+
+// The program as the backend gets it from the executor.
+kernels::Program Engine::program_to_load() const {
+    return draft_blocks_.empty() ? model_.program
+                                 : with_state_part(model_.program, model::state_of(draft_blocks_.front()));
+}
+
+// With room for what drafts, in host memory.
+ContextRequest Engine::context_request_on_cpu(const EngineOptions &options) const {
+    ContextRequest request = context_request(options);
+    if (!draft_blocks_.empty())
+        request.beside = [this](const CacheShape &shape, int64_t) {
+            return draft_block_bytes(draft_blocks_, shape);
+        };
+    return request;
 }
 
 ContextRequest Engine::context_request(const EngineOptions &options) const {
@@ -374,12 +412,22 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
     return kernels::make_split_backend(
         std::move(backends),
         [devices = devices_, placement = on_gpus_](const kernels::Program &p) {
-            // The draft block reads the states that the last GPU computes.
-            if (!p.parts.empty() && !p.parts.front().in.empty())
-                return std::vector<uint8_t>(p.steps.size(), static_cast<uint8_t>(devices.size() - 2));
             return assign_steps(p, devices, placement);
         },
         std::move(names));
+}
+
+std::unique_ptr<kernels::Backend> Engine::draft_backend() const {
+    if (devices_.size() <= 2) return another_backend();
+    assert(!divided_);
+    const kernels::DevicePtr &gpu = tensor_shares_.empty() ? devices_[devices_.size() - 2] : devices_.front();
+    std::vector<std::unique_ptr<kernels::Backend>> backend;
+    backend.push_back(gpu->backend());
+    backend.front()->on_load(progress_);
+    // (A split over one device: its errors name the GPU.)
+    return kernels::make_split_backend(
+        std::move(backend), [](const kernels::Program &p) { return std::vector<uint8_t>(p.steps.size(), 0); },
+        {gpu->name()});
 }
 
 std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &program, int32_t sequences,

@@ -17,6 +17,7 @@
 #include "engine/decode/hidden_states.h"
 #include "engine/decode/placement.h"
 #include "engine/decode/sampler.h"
+#include "engine/decode/tensor_plan.h"
 #include "engine/model/draft_head.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
@@ -82,8 +83,11 @@ class Engine {
     // The same with what may differ from run to run without a change of the results: "..., gathers by NCCL 2.28.9".
     std::string placement_details() const;
     // Another backend on the same devices, for a second program: its layers run where this model's layers of
-    // the same numbers run, or in this process alone. A draft block runs on the last GPU.
+    // the same numbers run, or in this process alone.
     std::unique_ptr<kernels::Backend> another_backend() const;
+    // A backend on the device that has the hidden states, for a draft block or head: of several GPUs that have layers each, the
+    // last one; of several that have rows of every matrix, the first one; of several processes, this one.
+    std::unique_ptr<kernels::Backend> draft_backend() const;
     // An executor for a smaller program next to the model. Its cache has as many cells as the model's, or as
     // `sequences` contexts if that is less. It runs on the model's devices, or, if the GPU is full, on the
     // CPU, with a note added to `notes`.
@@ -113,13 +117,18 @@ class Engine {
     std::string draft_block_cannot(const std::string &what) const;
     bool needs_one_device() const;  // the head does
     HiddenStates::Pairs pairs() const;
+    kernels::Program program_to_load() const;
+    size_t draft_bytes_on(const kernels::Device &gpu, const CacheShape &shape, int32_t sequences) const;
     void start(const EngineOptions &options);
     bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
     void start_tensor_split(const EngineOptions &options, const DeviceChoice &choice);
+    TensorPlan plan_with_drafts(const EngineOptions &options, const DeviceChoice &choice,
+                                const ContextRequest &request) const;
     void start_processes(const EngineOptions &options, int processes);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
     std::unique_ptr<kernels::Backend> cpu_backend() const;  // that reports the progress of loading
     ContextRequest context_request(const EngineOptions &options) const;
+    ContextRequest context_request_on_cpu(const EngineOptions &options) const;
     int32_t kept_windows(const EngineOptions &options, const ContextPlan &plan) const;
     std::optional<PlacementPlan> plan_on_gpus(const EngineOptions &options, const DeviceList &devices,
                                               const FreeMemory &free) const;

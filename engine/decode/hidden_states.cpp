@@ -24,6 +24,12 @@ uint32_t bit_of(int32_t cell) {
     return uint32_t{1} << (cell % kBlockTokens);
 }
 
+// At least the blocks of the model's group without a window: devices that divide it have whole ranges each.
+int64_t blocks_of_whole_group(const CacheShape &shape) {
+    const int64_t ranges = shape.ranks > 1 ? int64_t{shape.ranks} * cache::kRangeBlocks : 1;
+    return (blocks_for(shape.cells) + ranges - 1) / ranges * ranges;
+}
+
 }  // namespace
 
 void HiddenStates::resize(size_t blocks, int64_t width, size_t group) {
@@ -113,11 +119,13 @@ std::optional<size_t> whole_group(const kernels::Program &program) {
 }
 
 kernels::CacheConfig draft_block_cache(const kernels::Program &block, const CacheShape &shape) {
-    kernels::CacheConfig config = cache_config(block, shape, shape.cells);
+    CacheShape undivided = shape;
+    undivided.ranks = 1;
+    kernels::CacheConfig config = cache_config(block, undivided, shape.cells);
     bool own = false;
     for (const kernels::Step &step : block.steps)
         kernels::visit_caches(step, [&](const kernels::CacheUse &use) { own |= use.appends; });
-    std::ranges::fill(config.blocks, own ? static_cast<int32_t>(blocks_for(shape.cells)) : 0);
+    std::ranges::fill(config.blocks, own ? static_cast<int32_t>(blocks_of_whole_group(shape)) : 0);
     return config;
 }
 
@@ -127,7 +135,7 @@ size_t draft_block_bytes(std::span<const kernels::Program> blocks, const CacheSh
         bytes += kernels::block_bytes(block, draft_block_cache(block, shape));
     if (blocks.empty()) return 0;
     const auto width = static_cast<size_t>(model::state_of(blocks.front()).width),
-               cells = static_cast<size_t>(blocks_for(shape.cells)) * kBlockTokens;
+               cells = static_cast<size_t>(blocks_of_whole_group(shape)) * kBlockTokens;
     return bytes + cells * width * sizeof(uint16_t);
 }
 
@@ -141,15 +149,8 @@ class StateKeepingBackend final : public kernels::ForwardingBackend {
 
     void load(const kernels::Program &program, const kernels::CacheConfig &cache,
               int32_t max_tokens) override {
-        kernels::Program parts = program;
-        assert(parts.parts.empty() && parts.gives_logits());
-        const auto slot = std::ranges::find_if(parts.slots, [&](const auto &one) {
-            return one.name == state_.name && one.width == state_.width;
-        });
-        assert(slot != parts.slots.end());
-        hidden_ = static_cast<kernels::Slot>(slot - parts.slots.begin());
-        // Some devices compute the last steps for tokens with logits only, but not those of an earlier part.
-        parts.parts = {{model::steps_to(parts, hidden_), {}, {hidden_}}, {parts.steps.size(), {}, {}}};
+        const kernels::Program parts = with_state_part(program, state_);
+        hidden_ = parts.parts.front().out.front();
         const size_t group = whole_group(program).value();
         states_->resize(static_cast<size_t>(cache.blocks[group]), state_.width, group);
         ForwardingBackend::load(parts, cache, max_tokens);
@@ -205,6 +206,19 @@ class StateKeepingBackend final : public kernels::ForwardingBackend {
 };
 
 }  // namespace
+
+kernels::Program with_state_part(const kernels::Program &program, const kernels::SlotInfo &state) {
+    assert(program.parts.empty() && program.gives_logits());
+    const auto at = std::ranges::find_if(program.slots, [&](const kernels::SlotInfo &one) {
+        return one.name == state.name && one.width == state.width;
+    });
+    assert(at != program.slots.end());
+    const auto slot = static_cast<kernels::Slot>(at - program.slots.begin());
+    kernels::Program parts = program;
+    // Some devices compute the last steps for tokens with logits only, but not those of an earlier part.
+    parts.parts = {{model::steps_to(parts, slot), {}, {slot}}, {parts.steps.size(), {}, {}}};
+    return parts;
+}
 
 std::unique_ptr<kernels::Backend> keep_hidden_states(std::unique_ptr<kernels::Backend> backend,
                                                      std::shared_ptr<HiddenStates> states,

@@ -75,15 +75,20 @@ class HiddenStates {
 // The first group of cache layers without a window, whose blocks hold all cells of a sequence. nullopt: none.
 std::optional<size_t> whole_group(const kernels::Program &program);
 
-// The cache of a draft block or head beside a model's cache of `shape`: all cells, also if the block has a window; no
-// blocks if it only reads the model's cache.
+// The cache of a draft block or head beside a model's cache of `shape`: all cells, also if the block has a window, and on
+// one device, also if several divide those of the model; no blocks if it only reads the model's cache.
 kernels::CacheConfig draft_block_cache(const kernels::Program &block, const CacheShape &shape);
 // Bytes of memory beside a model whose cache has `shape`: the caches of its draft blocks, and the hidden states.
 size_t draft_block_bytes(std::span<const kernels::Program> blocks, const CacheShape &shape);
 
-// A backend whose passes leave the hidden states of all their tokens in `states`: the content of the program's slot with
-// the name and width of `state`. The logits have the same bits as those of `backend`. The program must end with its
-// output matrix and have a whole_group(). `backend` may split it (kernels/split_backend.h).
+// The program in two parts. The first one ends where the slot with the name and width of `state` has been written for the
+// last time, and gives that slot; the second one ends with the logits. Precondition: the program has no parts, and ends
+// with its output matrix.
+kernels::Program with_state_part(const kernels::Program &program, const kernels::SlotInfo &state);
+
+// A backend whose passes leave the hidden states of all their tokens in `states`. It loads with_state_part(program, state)
+// in `backend`, which may split it (kernels/split_backend.h, tensor_backend.h, group_backend.h); followers of a group must
+// have that program. The logits have the same bits as without. The program must have a whole_group().
 std::unique_ptr<kernels::Backend> keep_hidden_states(std::unique_ptr<kernels::Backend> backend,
                                                      std::shared_ptr<HiddenStates> states,
                                                      const kernels::SlotInfo &state);

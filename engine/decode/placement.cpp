@@ -248,11 +248,7 @@ class Planner {
             // Weights that fill the device do not fit, even if its layers have no cache.
             if (budget.bytes == 0)
                 budget.cost = [](const kernels::CacheConfig &, const CacheShape &) { return size_t{1}; };
-            if (d < gpus() && context_.beside)
-                budget.cost = [this, alone = std::move(budget.cost)](const kernels::CacheConfig &cache,
-                                                                     const CacheShape &shape) {
-                    return alone(cache, shape) + context_.beside(shape, cache.context);
-                };
+            if (d < gpus()) budget = budget_beside(std::move(budget), context_);
         }
         return all;
     }

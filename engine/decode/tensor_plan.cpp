@@ -91,6 +91,7 @@ TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
         free.push_back(all - std::min(all, gathers));
         budgets.push_back(budget_of_share(budget_of(*gpus[r], tensor.programs[r], free.back(), context), r));
     }
+    budgets.front() = budget_beside(std::move(budgets.front()), context);
     const auto plan = plan_context(program, budgets, context);
     if (!plan) fail_to_fit(tensor, gpus, free, context);
     return {std::move(shares), *plan};
@@ -118,15 +119,22 @@ TensorPlan plan_processes(const kernels::Program &program, const kernels::Device
         if (context.cache_size == 0) budget = budget_of(*cpu, own, cpu->free_memory(), context);
         budgets.push_back(budget_of_share(std::move(budget), r));
     }
+    // (As with one process, --cache-size is the model's alone.)
+    if (context.cache_size == 0) budgets.front() = budget_beside(std::move(budgets.front()), context);
     const auto plan = plan_context(program, budgets, each);
+    if (!plan && context.cache_size > 0)
+        throw DecodeError(
+            DecodeError::Kind::OutOfMemory,
+            "the cache of this context does not fit into the --cache-size of each process: choose "
+            "a shorter context with -c, a larger --cache-size, or more processes");
     if (!plan)
         throw DecodeError(
             DecodeError::Kind::OutOfMemory,
-            context.cache_size > 0
-                ? "the cache of this context does not fit into the --cache-size of each process: choose "
-                  "a shorter context with -c, a larger --cache-size, or more processes"
-                : "the cache of this context does not fit into the free memory next to the weights: "
-                  "choose a shorter context with -c, or more machines");
+            context.beside ? "the cache of this context and that of the drafting layers, which the first "
+                             "process has whole, do not fit into the free memory next to the weights: choose "
+                             "a shorter context with -c, or no drafts"
+                           : "the cache of this context does not fit into the free memory next to the "
+                             "weights: choose a shorter context with -c, or more machines");
     return {std::move(shares), *plan};
 }
 

@@ -1,6 +1,7 @@
 // Plans --split tensor and --split context: every device runs all layers, each its rows of every matrix
 // (kernels/tensor_program.h). With ContextRequest::ranks, as many as devices, they divide the cells of layers without a window,
-// otherwise the K/V heads of all layers. The devices are the GPUs of this process, or the CPUs of several processes.
+// otherwise the K/V heads of all layers. The devices are the GPUs of this process, or the CPUs of several processes. What
+// runs beside the model (ContextRequest::beside) takes memory of the first one alone.
 #pragma once
 
 #include <vector>

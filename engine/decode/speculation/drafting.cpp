@@ -16,12 +16,12 @@ namespace runnel::decode {
 std::unique_ptr<StateDrafter> state_drafter(Engine &target, int32_t sequences) {
     const model::DraftHead *head = target.head();
     if (head && head->kind == model::HeadKind::Assistant)
-        return std::make_unique<AssistantDraft>(target.another_backend(), *head, target.executor(),
+        return std::make_unique<AssistantDraft>(target.draft_backend(), *head, target.executor(),
                                                 target.hidden_states(), sequences);
     if (head && head->kind == model::HeadKind::DFlash)
-        return std::make_unique<DFlashDraft>([&] { return target.another_backend(); }, *head,
-                                             target.executor(), target.hidden_states(), sequences);
-    return std::make_unique<DraftBlock>([&] { return target.another_backend(); }, target.draft_blocks(),
+        return std::make_unique<DFlashDraft>([&] { return target.draft_backend(); }, *head, target.executor(),
+                                             target.hidden_states(), sequences);
+    return std::make_unique<DraftBlock>([&] { return target.draft_backend(); }, target.draft_blocks(),
                                         target.executor(), target.hidden_states(), sequences, head);
 }
 

@@ -190,8 +190,12 @@ TEST_CASE(
         options.model.device = "auto", options.model.tensor_split = {1, 1};
         CHECK(run_here(options).error.find("--draft-model: " + files.name +
                                            " needs all layers on one device") == 0);
-        options.model.tensor_split = {}, options.model.split = decode::Split::Tensor;
-        CHECK(run_here(options).error ==
-              "--draft-model: " + files.name + " does not work with --split tensor");
+        options.model.tensor_split = {};
+        for (const auto &[split, option] : {std::pair(decode::Split::Tensor, "--split tensor"),
+                                            {decode::Split::Context, "--split context"}}) {
+            options.model.split = split;
+            CHECK(run_here(options).error == "--draft-model: " + files.name +
+                                                 " needs the whole model on one device: leave out " + option);
+        }
     }
 }

@@ -14,6 +14,7 @@
 using namespace runnel;
 using namespace runnel::commands;
 using namespace runnel::testing;
+using decode::Split;
 using nlohmann::json;
 
 namespace {
@@ -42,20 +43,22 @@ TEST_CASE("eagle3: on one and several (emulated) GPUs the text is the same with 
     emulated->peers = false;
     EaglePair pair = EaglePair::ruled(kEagleVocab);
     (void)pair.file();
-    const auto with = [&](bool drafts, std::vector<double> shares) {
+    const auto with = [&](bool drafts, std::vector<double> shares, Split split = Split::Layer) {
         RunOptions options = options_for(pair, drafts);
         if (shares.empty()) options.model.device = "cuda:0";
         options.model.tensor_split = std::move(shares);
+        options.model.split = split;
         return run_here(options);
     };
-    const Outcome plain = with(false, {}), one = with(true, {}), several = with(true, {1, 1, 1});
-    CHECK(answer_of(one) == answer_of(plain));
-    CHECK(answer_of(several) == answer_of(plain));
-    for (const Outcome *outcome : {&one, &several})
+    const Outcome plain = with(false, {}), one = with(true, {}), several = with(true, {1, 1, 1}),
+                  rows = with(true, {2, 1, 1}, Split::Tensor), cells = with(true, {1, 1, 1}, Split::Context);
+    for (const Outcome *outcome : {&one, &several, &rows, &cells}) {
+        CHECK(answer_of(*outcome) == answer_of(plain));
         CHECK(count_of(*outcome, "accepted") == count_of(*outcome, "drafted"));
+    }
 }
 
-TEST_CASE("eagle3: layers on the GPU and the CPU, or rows of matrices on several GPUs, are a usage error") {
+TEST_CASE("eagle3: layers on the GPU and the CPU are a usage error") {
     Emulated emulated;
     EaglePair pair;
     (void)pair.file();
@@ -67,7 +70,4 @@ TEST_CASE("eagle3: layers on the GPU and the CPU, or rows of matrices on several
           "GPU, the others on the CPU): add --device cpu");
     options.model.device = "cpu", options.model.gpu_layers = "auto";
     CHECK(run_here(options).code == 0);
-    emulated->devices = 2;
-    options.model.device = "auto", options.model.split = decode::Split::Tensor;
-    CHECK(run_here(options).error == "--draft-model: an EAGLE-3 head does not work with --split tensor");
 }

@@ -7,6 +7,8 @@
 #include "engine/commands/commands.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/model.h"
+#include "kernels/device.h"
+#include "kernels/tensor_program.h"
 #include "tests/engine/commands/commands_here.h"
 #include "tests/simt/simt.h"
 #include "tests/support/draft_model.h"
@@ -102,6 +104,31 @@ TEST_CASE("--mtp: on several GPUs the text is that of one, with and without draf
     }
 }
 
+TEST_CASE(
+    "--mtp: with --split tensor and --split context the text is that of one GPU, and --spec-verify agrees") {
+    Emulated emulated;
+    emulated->devices = 3;
+    const DraftModel attention("glm4moe"), hybrid("qwen35");
+    (void)attention.write();
+    (void)hybrid.write();
+    const auto check = [&](const DraftModel &model, decode::Split split, std::vector<double> shares,
+                           float temperature) {
+        RunOptions options = options_for(model, Mtp::Off);
+        options.generation.predict = 10, options.generation.seed = 4;
+        options.generation.sampling.temperature = temperature;
+        options.model.device = "cuda:0";
+        const Outcome one = run_here(options);
+        options.model.device = "cuda", options.model.split = split;
+        options.model.tensor_split = std::move(shares);
+        options.draft.mtp = Mtp::On, options.verify_drafts = true;
+        const Outcome on = run_here(options);
+        CHECK(answer_of(on) == answer_of(one));
+        CHECK(drafted(on));
+    };
+    check(attention, decode::Split::Tensor, {1, 2, 1}, 0.9f);
+    check(hybrid, decode::Split::Context, {}, 0);
+}
+
 TEST_CASE("--mtp: a GPU without memory for the block is reported, and auto goes on without drafts") {
     Emulated emulated;
     const DraftModel model("glm4moe");
@@ -126,5 +153,34 @@ TEST_CASE("--mtp: a GPU without memory for the block is reported, and auto goes 
           std::string::npos);
     CHECK_FALSE(drafted(automatic));
     emulated->memory = size_t{2} << 30;
+    CHECK(drafted(with(Mtp::On)));
+}
+
+TEST_CASE("--mtp: with --split tensor, a first GPU without memory for the block is named") {
+    Emulated emulated;
+    emulated->devices = 2;
+    const DraftModel model("glm4moe");
+    const gguf::File file = model.write();
+    constexpr int32_t kLong = 1 << 20;
+    const auto with = [&](Mtp mtp) {
+        RunOptions options = options_for(model, mtp);
+        options.model.context = kLong;
+        options.model.split = decode::Split::Tensor;
+        options.generation.predict = 2;
+        return run_here(options);
+    };
+    // The first GPU's part of the model fits, but not the block's cache, which is whole.
+    const kernels::Program program = model::build(file).program;
+    const kernels::TensorProgram tensor = kernels::cut_program(program, std::vector<double>{1, 1});
+    const kernels::CacheConfig cache = decode::cache_config(program, {.cells = kLong}, kLong);
+    const size_t need = kernels::devices(1).gpus.front()->need(tensor.programs[0], cache, 512).all();
+    emulated->memory_of = {need + (size_t{1} << 20), size_t{2} << 30};
+    const Outcome off = with(Mtp::Off), on = with(Mtp::On), automatic = with(Mtp::Auto);
+    CHECK(on.error.find("cuda:0: the GPU has ") == 0);
+    CHECK(answer_of(automatic) == answer_of(off));
+    CHECK(automatic.err.find("the next-token-prediction block does not draft: cuda:0: the GPU has ") !=
+          std::string::npos);
+    CHECK_FALSE(drafted(automatic));
+    emulated->memory_of = {size_t{2} << 30, size_t{2} << 30};
     CHECK(drafted(with(Mtp::On)));
 }

@@ -1,20 +1,23 @@
 // A model on several processes (mpirun runnel-mpi --split tensor): the text of one process, with a part of the cache each.
 #include <doctest/doctest.h>
 
+#include <nlohmann/json.hpp>
 #include <span>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tests/support/assistant_pair.h"
 #include "tests/support/data.h"
+#include "tests/support/draft_model.h"
+#include "tests/support/eagle_pair.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary.h"
 
-using runnel::testing::execute;
-using runnel::testing::has_mpi;
-using runnel::testing::Job;
-using runnel::testing::mpirun;
-using runnel::testing::Process;
+using namespace runnel::testing;
+using nlohmann::json;
 
 namespace {
 
@@ -25,6 +28,12 @@ const std::string kPrompt = "'Once upon a time there was a king who'";
 std::string error_line(const std::string &err) {
     const size_t at = err.find("runnel: ");
     return at == std::string::npos ? "" : err.substr(at, err.find('\n', at) - at);
+}
+
+size_t messages(const Job &job) {
+    size_t count = 0;
+    for (size_t at = 0; (at = job.err.find("runnel: ", at)) != std::string::npos; ++at) ++count;
+    return count;
 }
 
 }  // namespace
@@ -114,6 +123,68 @@ TEST_CASE("processes: samples, drafts and quantized caches give the same text, t
     }
 }
 
+TEST_CASE("processes: drafts of the file's own block or an EAGLE-3 head give the text of one process") {
+    if (!has_mpi()) return;
+    const DraftModel attention("glm4moe"), hybrid("qwen35");
+    (void)attention.write();
+    (void)hybrid.write();
+    EaglePair pair = EaglePair::ruled(kEagleVocab);
+    (void)pair.file();
+    struct Case {
+        std::string model, drafts;
+        const char *source;
+    };
+    for (const Case &c : {Case{attention.path(), " --mtp on", "mtp"}, Case{hybrid.path(), " --mtp on", "mtp"},
+                          Case{hybrid.path(), " --mtp auto", "mtp"},
+                          Case{pair.target_path(), " -md " + pair.head_path().string(), "eagle3"}})
+        for (const std::string how : {" --temp 0", " --temp 0.9 --samples 3"}) {
+            CAPTURE(c.drafts);
+            CAPTURE(how);
+            const std::string command = "build/runnel-mpi run " + c.model +
+                                        " 'a b c d' --raw --ignore-eos -n 40 --seed 3 -t 1 --json" + how;
+            const auto texts = [](const Job &job) {
+                REQUIRE_MESSAGE(job.code == 0, job.err);
+                CHECK(job.err == "");
+                std::vector<json> all;
+                std::istringstream lines(job.out);
+                for (std::string line; std::getline(lines, line);)
+                    if (!line.empty()) all.push_back(json::parse(line));
+                return all;
+            };
+            const std::vector<json> plain = texts(mpirun(1, command));
+            CHECK(!plain.empty());
+            for (const auto &[ranks, split] : {std::pair(2, " --split tensor"),
+                                               {3, " --split tensor --tensor-split 1,2,1"},
+                                               {2, " --split context"}}) {
+                CAPTURE(split);
+                const std::vector<json> all = texts(mpirun(ranks, command + c.drafts + split));
+                REQUIRE(all.size() == plain.size());
+                for (size_t i = 0; i < all.size(); ++i) {
+                    CHECK(all[i].at("text") == plain[i].at("text"));
+                    CHECK(all[i].at("tokens") == plain[i].at("tokens"));
+                    CHECK(all[i].at("speculation").at("sources") == c.source);
+                }
+            }
+        }
+    for (const std::string how : {" --temp 0", " --temp 0.9 --seed 3"})
+        CHECK(mpirun(2, "build/runnel-mpi run " + hybrid.path().string() + " 'a b c d' --raw -n 40 -t 1" +
+                            how + " --mtp --split tensor --spec-verify")
+                  .code == 0);
+}
+
+TEST_CASE("processes: a head that needs the whole model on one device is refused with one message") {
+    if (!has_mpi()) return;
+    AssistantPair assistant("gemma4");
+    (void)assistant.file();
+    const Job job = mpirun(2, "build/runnel-mpi run " + assistant.target_path().string() + " hi --raw -md " +
+                                  assistant.path().string() + " --split tensor");
+    CHECK(job.code == 2);
+    CHECK(error_line(job.err) ==
+          "runnel: --draft-model: a Gemma 4 assistant needs the whole model on one device: leave out --split "
+          "tensor");
+    CHECK(messages(job) == 1);
+}
+
 TEST_CASE("processes: a context that the cache limit of one process refuses runs on two") {
     if (!has_mpi()) return;
     const std::string command = "build/runnel-mpi run " + kModel + " " + kPrompt +
@@ -128,11 +199,6 @@ TEST_CASE("processes: a context that the cache limit of one process refuses runs
 
 TEST_CASE("processes: one message tells what is wrong") {
     if (!has_mpi()) return;
-    const auto messages = [](const Job &job) {
-        size_t count = 0;
-        for (size_t at = 0; (at = job.err.find("runnel: ", at)) != std::string::npos; ++at) ++count;
-        return count;
-    };
     const Job missing = mpirun(3, "build/runnel-mpi run missing.gguf hi --split tensor");
     CHECK(missing.code == 2);
     CHECK(error_line(missing.err).find("missing.gguf") != std::string::npos);
@@ -157,10 +223,15 @@ TEST_CASE("processes: one message tells what is wrong") {
 TEST_CASE("processes: a process that is killed ends the job within 10 seconds") {
     if (!has_mpi()) return;
     // The second process kills itself when a tenth of the text can be there.
-    const Job job = mpirun(2,
-                           "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 2; kill -9 $$) & fi; exec "
-                           "build/runnel-mpi run " +
-                               kModel + " hi --raw -n 100000 --ignore-eos -c 100k -t 1 --split tensor'");
-    CHECK(job.code != 0);
-    CHECK((job.seconds < 12 || job.locked_up));
+    for (const std::string &options : {kModel, std::string("tests/models/hybrid-q8_0.gguf --mtp on")}) {
+        const Job job =
+            mpirun(2,
+                   "sh -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then (sleep 2; kill -9 $$) & fi; exec "
+                   "build/runnel-mpi run " +
+                       options + " -p hi --raw -n 100000 --ignore-eos -c 100k -t 1 --split tensor'");
+        CAPTURE(options);
+        CHECK(job.code != 0);
+        CHECK(messages(job) <= 1);
+        CHECK((job.seconds < 12 || job.locked_up));
+    }
 }
