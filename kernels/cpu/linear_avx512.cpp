@@ -22,6 +22,7 @@
 #include "kernels/cpu/linear_row256.h"
 #include "kernels/cpu/linear_row32.h"
 #include "kernels/cpu/linear_row_bits.h"
+#include "kernels/cpu/linear_row_q2q3.h"
 #include "kernels/cpu/linear_tile.h"
 
 namespace runnel::kernels::cpu {
@@ -278,9 +279,13 @@ struct Engine256 {
     }
 
     static constexpr int kRowTokens = kTokensByRows<Format>;
+    static constexpr int64_t kRowCols = kColsByRows<Format>;
     template <int count>
     static void multiply_rows(const RowRange &rows, const Task &task) {
-        multiply_rows256<Format, count>(rows, task);
+        if constexpr (kTwoLowBits<Format>)
+            multiply_rows_q2q3<Format, count>(rows, task);
+        else
+            multiply_rows256<Format, count>(rows, task);
     }
 };
 

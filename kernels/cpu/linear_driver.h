@@ -173,6 +173,14 @@ requires requires {
     Engine::kRowTokens;
 }
 constexpr int kRowTokens<Engine> = Engine::kRowTokens;
+// Rows with fewer columns are side by side all the same.
+template <typename Engine>
+constexpr int64_t kRowCols = 0;
+template <typename Engine>
+requires requires {
+    Engine::kRowCols;
+}
+constexpr int64_t kRowCols<Engine> = Engine::kRowCols;
 
 // Calls f<count>(), for a count known only at run time. Precondition: 1 <= count <= most.
 template <int most, typename Function>
@@ -217,7 +225,7 @@ void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
     with_count<kFusedTokens>(
         count, [&]<int tokens>() __attribute__((always_inline)) {
             // (Several passes have four tokens or more each, so fewer only come here where rows are side by side.)
-            if constexpr (tokens >= 4 || tokens > kRowTokens<Engine>)
+            if constexpr (tokens >= 4 || tokens > kRowTokens<Engine> || kRowCols < Engine >> 0)
                 multiply_tile_fused<Engine, tokens>(rows, task, t0);
         });
 }
@@ -329,7 +337,7 @@ void multiply_row_range(const RowRange &rows, const Task &task) {
 template <typename Engine>
 void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
     if constexpr (kRowTokens < Engine >> 0)
-        if (task.tokens <= kRowTokens<Engine>) {
+        if (task.tokens <= kRowTokens<Engine> && task.cols >= kRowCols<Engine>) {
             const int64_t stride = task.cols / Engine::kGroupCols * Engine::kGroupBytes;
             task.out += row0;
             return multiply_row_range<Engine>({weights + row0 * stride, stride, row1 - row0, next}, task);

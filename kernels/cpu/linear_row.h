@@ -1,4 +1,5 @@
-// Products of one row after the other, read as one stream: what linear_row32.h, linear_row256.h and linear_row_bits.h share.
+// Products of one row after the other, read as one stream: what linear_row32.h, linear_row256.h, linear_row_q2q3.h and
+// linear_row_bits.h share.
 //
 // With few tokens the bytes of the weights limit the speed. Rows side by side (linear_tile.h) are sixteen places to read from.
 // One row is read in the order of addresses, and the rows of a matrix follow each other.
@@ -29,11 +30,23 @@ inline constexpr int kTokensByRows<FormatQ1_0> = 1;
 template <>
 inline constexpr int kTokensByRows<FormatQ2_0> = 1;
 template <>
+inline constexpr int kTokensByRows<FormatQ2_K> = 4;
+template <>
+inline constexpr int kTokensByRows<FormatQ3_K> = 4;
+template <>
 inline constexpr int kTokensByRows<FormatQ4_K> = 2;
 template <>
 inline constexpr int kTokensByRows<FormatQ5_K> = 2;
 template <>
 inline constexpr int kTokensByRows<FormatQ6_K> = 2;
+
+// Rows with fewer columns are side by side all the same: what a row costs beside its blocks outweighs the gain.
+template <typename Format>
+constexpr int64_t kColsByRows = 0;
+template <>
+inline constexpr int64_t kColsByRows<FormatQ2_K> = 1536;
+template <>
+inline constexpr int64_t kColsByRows<FormatQ3_K> = 1536;
 
 // What is prefetched ahead of the bytes that are multiplied: at this distance into L1, and farther ahead into L2. Measured on
 // two Xeon cores with AMX by decoding with 1.1B models (Q8_0, Q4_K_M, Q6_K): 768 to 1536 and 3072 to 5632 bytes differ by less

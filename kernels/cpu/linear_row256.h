@@ -69,6 +69,22 @@ struct RowInput {
     return _mm512_ternarylogic_epi64(a, b, mask, 0xf8);
 }
 
+// The sums of the four lanes of each part of 128 bits of v[0] and v[1].
+[[gnu::always_inline]] inline __m256i sums_of_each_part(const Ints (&v)[2]) {
+    const Ints two = add32(interleave_low32(v[0], v[1]), interleave_high32(v[0], v[1]));
+    const Ints one = add32(two, _mm512_shuffle_epi32(two, static_cast<_MM_PERM_ENUM>(0x4e)));
+    return _mm512_castsi512_si256(
+        _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0), one));
+}
+
+// Lane by lane, the sums of the four parts of 128 bits of `first`, then those of `last`.
+[[gnu::always_inline]] inline __m256i sums_of_two(Ints first, Ints last) {
+    const Ints two = add32(_mm512_shuffle_i32x4(first, last, 0x44), _mm512_shuffle_i32x4(first, last, 0xee));
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi64(
+        _mm512_setr_epi64(0, 1, 4, 5, 0, 0, 0, 0),
+        add32(two, _mm512_permutexvar_epi64(_mm512_setr_epi64(2, 3, 2, 3, 6, 7, 6, 7), two))));
+}
+
 // --- Q4_K and Q5_K: 6-bit scales and minimums of groups of 32, d and dmin --------------------------------------------------
 
 template <typename Format>
@@ -129,10 +145,7 @@ struct RowScales256 {
         for (int h = 0; h < 2; ++h)
             m[h] = _mm512_madd_epi16(_mm512_unpackhi_epi8(six[h], _mm512_setzero_si512()),
                                      _mm512_load_si512(sums + 32 * h));
-        const Ints two = add32(interleave_low32(m[0], m[1]), interleave_high32(m[0], m[1]));
-        const Ints one = add32(two, _mm512_shuffle_epi32(two, static_cast<_MM_PERM_ENUM>(0x4e)));
-        return _mm512_castsi512_si256(_mm512_permutexvar_epi32(
-            _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0), one));
+        return sums_of_each_part(m);
     }
 
   private:
@@ -206,11 +219,7 @@ template <typename Format>
 // The sums of the sixteen lanes of v[0] to v[7].
 [[gnu::always_inline]] inline __m256i sums_of_eight(const Ints (&v)[8]) {
     const Ints low[4] = {v[0], v[1], v[2], v[3]}, high[4] = {v[4], v[5], v[6], v[7]};
-    const Ints a = sums_of_parts(low), b = sums_of_parts(high);
-    const Ints two = add32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
-    return _mm512_castsi512_si256(_mm512_permutexvar_epi64(
-        _mm512_setr_epi64(0, 1, 4, 5, 0, 0, 0, 0),
-        add32(two, _mm512_permutexvar_epi64(_mm512_setr_epi64(2, 3, 2, 3, 6, 7, 6, 7), two))));
+    return sums_of_two(sums_of_parts(low), sums_of_parts(high));
 }
 
 // total[t]: sixteen lanes whose sum is the integer I of block b, which begins at `block`, for token t. at: the block's number in

@@ -306,6 +306,50 @@ TEST_CASE("linear: extremes of the integer range give the scalar code's bits") {
             }
 }
 
+// Eight blocks of a row are multiplied together, and what is left of a row separately.
+TEST_CASE("linear: K types with every number of blocks in a row are bit-equal to the scalar code") {
+    using gguf::Type;
+    std::mt19937 random(kSeed + 8);
+    const int64_t rows = 6;
+    const int32_t most = 5;
+    for (Type type : {Type::Q2_K, Type::Q3_K, Type::Q4_K, Type::Q5_K, Type::Q6_K})
+        for (Fill fill : {Fill::Random, Fill::Ones, Fill::Zeros})
+            for (int64_t blocks = 1; blocks <= 17; ++blocks) {
+                const int64_t cols = 256 * blocks;
+                std::vector<std::byte> bytes = random_weights(type, rows, cols, random, fill);
+                // The first scale is the largest f16, the second a subnormal one.
+                const size_t scale = static_cast<size_t>(runnel::tests::scale_offsets(type).first);
+                bytes[scale] = std::byte{0xff}, bytes[scale + 1] = std::byte{0x7b};
+                if (blocks > 1) {
+                    const size_t second = gguf::traits(type).block_bytes + scale;
+                    bytes[second] = std::byte{0x01}, bytes[second + 1] = std::byte{0x80};
+                }
+                const std::unique_ptr<std::byte[]> weights = exact_copy(bytes);
+                std::vector<float> x = random_activations(cols * most, random);
+                if (fill != Fill::Random)  // the largest sums
+                    for (float &v : x) v = -3.0f;
+                const std::vector<float> all =
+                    run(linear_scalar(), type, weights.get(), cols, 0, rows, x.data(), cols, most);
+                for (const LinearKernels *kernels : vector_kernels())
+                    for (int32_t tokens = 1; tokens <= most; ++tokens)
+                        for (auto [row0, row1] : {std::pair<int64_t, int64_t>{0, rows}, {1, 4}, {5, 6}}) {
+                            CAPTURE(kernels->name);
+                            CAPTURE(name_of(type));
+                            CAPTURE(int(fill));
+                            CAPTURE(blocks);
+                            CAPTURE(tokens);
+                            CAPTURE(row0);
+                            const std::vector<float> got =
+                                run(*kernels, type, weights.get(), cols, row0, row1, x.data(), cols, tokens);
+                            int64_t wrong = 0;
+                            for (int64_t t = 0; t < tokens; ++t)
+                                wrong += std::memcmp(&got[t * (row1 - row0)], &all[t * rows + row0],
+                                                     static_cast<size_t>(row1 - row0) * sizeof(float)) != 0;
+                            CHECK(wrong == 0);
+                        }
+            }
+}
+
 TEST_CASE("linear: a token's result does not depend on its neighbors, broken ones included") {
     std::mt19937 random(kSeed + 5);
     const int64_t rows = 18, cols = 512;
