@@ -40,28 +40,6 @@ TinyShape random_shape(uint32_t seed) {
     return shape;
 }
 
-// A process that may lock nothing, until the end of the scope: without the privileges of root, which has no limit.
-class NoLocks {
-  public:
-    NoLocks() {
-        REQUIRE(getrlimit(RLIMIT_MEMLOCK, &before_) == 0);
-        rlimit none = before_;
-        none.rlim_cur = 0;
-        REQUIRE(setrlimit(RLIMIT_MEMLOCK, &none) == 0);
-        constexpr uid_t kNobody = 65534;
-        if (was_root_) REQUIRE(seteuid(kNobody) == 0);
-    }
-    ~NoLocks() {
-        if (was_root_) CHECK(seteuid(0) == 0);
-        prctl(PR_SET_DUMPABLE, 1);  // LeakSanitizer needs it; a change of user takes it away
-        CHECK(setrlimit(RLIMIT_MEMLOCK, &before_) == 0);
-    }
-
-  private:
-    const bool was_root_ = geteuid() == 0;
-    rlimit before_{};
-};
-
 }  // namespace
 
 TEST_CASE("weight memory: a program with copied weights gives the same bits, and reads the copies") {
@@ -181,6 +159,34 @@ TEST_CASE("weight memory: copies that do not fit are refused before any is made"
     }
 }
 
+#ifndef __SANITIZE_ADDRESS__  // the sanitizer's mlock() does nothing
+
+namespace {
+
+// A process that may lock nothing, until the end of the scope: without the privileges of root, which has no limit.
+class NoLocks {
+  public:
+    NoLocks() {
+        REQUIRE(getrlimit(RLIMIT_MEMLOCK, &before_) == 0);
+        rlimit none = before_;
+        none.rlim_cur = 0;
+        REQUIRE(setrlimit(RLIMIT_MEMLOCK, &none) == 0);
+        constexpr uid_t kNobody = 65534;
+        if (was_root_) REQUIRE(seteuid(kNobody) == 0);
+    }
+    ~NoLocks() {
+        if (was_root_) CHECK(seteuid(0) == 0);
+        prctl(PR_SET_DUMPABLE, 1);  // LeakSanitizer needs it; a change of user takes it away
+        CHECK(setrlimit(RLIMIT_MEMLOCK, &before_) == 0);
+    }
+
+  private:
+    const bool was_root_ = geteuid() == 0;
+    rlimit before_{};
+};
+
+}  // namespace
+
 TEST_CASE("weight memory: weights that cannot be locked are used, and the reason is kept") {
     const TinyProgram tiny({}, 5);
     for (const WeightStorage storage :
@@ -198,3 +204,5 @@ TEST_CASE("weight memory: weights that cannot be locked are used, and the reason
         CHECK((weight(program, id).data != weight(tiny.program(), id).data) == storage.copied);
     }
 }
+
+#endif
