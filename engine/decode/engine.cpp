@@ -48,7 +48,8 @@ std::string split_option(Split split) {
     return split == Split::Tensor ? "--split tensor" : "--split context";
 }
 
-// Whether two programs use one cache: of an assistant, the model's; of a drafter, its own.
+// Whether programs of a head share a cache: an assistant reads that of the model, the two programs of a DFlash drafter have
+// one of their own.
 bool shares_a_cache(model::HeadKind kind) {
     return kind != model::HeadKind::Eagle3;
 }

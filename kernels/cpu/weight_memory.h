@@ -36,7 +36,7 @@ class WeightMemory {
     // program is then unchanged.
     void take(Program &program, Pool &pool, const LoadProgress &progress);
 
-    // Why weights could not be locked, in one line; empty if they were, or if nobody asked for it.
+    // The reason why weights are not locked, in one line; empty if all are, or if the storage is not to be locked.
     std::string problem() const;
 
   private:

@@ -27,7 +27,7 @@ std::vector<std::string> story(std::vector<std::string> more) {
     return arguments;
 }
 
-// Locking may be forbidden to the user who runs the tests.
+// True without notes, and with the note about locks: the user who runs the tests may not be allowed to lock memory.
 bool only_of_locks(const std::string &notes) {
     return notes.empty() || (notes.starts_with("runnel: the weights are not locked in memory: ") &&
                              std::ranges::count(notes, '\n') == 1);
