@@ -68,18 +68,20 @@ struct Ahead {
     }
 };
 
-// Calls multiply(row, r, ahead) for all rows. After the last rows come those at `next`; a null `next` becomes the row itself.
+// What is read after `row`, one of `rows`. After the last of them comes what is at rows.next; a null `next` becomes the row itself.
+[[gnu::always_inline]] inline Ahead ahead_of(const RowRange &rows, const std::byte *row) {
+    const std::byte *end = rows[rows.count];
+    const auto after = [&](int64_t distance) __attribute__((always_inline)) {
+        if (distance < end - row) return distance;
+        return rows.next == nullptr ? 0 : distance + (rows.next - end);
+    };
+    return {after(kNear), after(kFar)};
+}
+
+// Calls multiply(row, r, ahead) for all rows.
 template <typename Multiply>
 [[gnu::always_inline]] inline void for_each_row(const RowRange &rows, Multiply multiply) {
-    const std::byte *end = rows[rows.count];
-    for (int64_t r = 0; r < rows.count; ++r) {
-        const std::byte *row = rows[r];
-        const auto after = [&](int64_t distance) __attribute__((always_inline)) {
-            if (distance < end - row) return distance;
-            return rows.next == nullptr ? 0 : distance + (rows.next - end);
-        };
-        multiply(row, r, Ahead{after(kNear), after(kFar)});
-    }
+    for (int64_t r = 0; r < rows.count; ++r) multiply(rows[r], r, ahead_of(rows, rows[r]));
 }
 
 // ((p0 + p4) + (p2 + p6)) + ((p1 + p5) + (p3 + p7)), the fold of the contract.

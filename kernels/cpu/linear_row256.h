@@ -2,8 +2,9 @@
 // columns in a register, where other formats, and more tokens, have 16 rows side by side (linear_tile.h).
 //
 // Block b of a row belongs to the contract's partial sum b mod 8 (README.md), so eight blocks are the lanes of one vector of
-// float operations. Sums of four columns fit 16 bits (at most 63 * 127 * 4), so vpdpwssd multiplies pairs of them by the integer
-// scales, and what a block leaves in sixteen lanes is added across once.
+// float operations. What is left of a row, fewer than eight blocks, shares a vector with that of the next rows: experts often
+// have rows of two to four blocks. Sums of four columns fit 16 bits (at most 63 * 127 * 4), so vpdpwssd multiplies pairs of them
+// by the integer scales, and what a block leaves in sixteen lanes is added across once.
 #pragma once
 
 #include <type_traits>
@@ -20,8 +21,8 @@ constexpr int kRowBlocks = 8;  // blocks whose float operations are done togethe
 template <typename Format>
 constexpr int kRowGroups = 256 / Format::kStep;
 
-// A token's activations as the kernel reads them, copied once for all rows of a thread. What belongs to blocks beyond the last
-// one, up to a multiple of kRowBlocks, is undefined.
+// A token's activations as the kernel reads them, copied once for all rows of a thread. What is left after a multiple of kRowBlocks
+// blocks is repeated, for the rows that share a vector, until kRowBlocks places are full.
 template <typename Format>
 struct RowInput {
     int8_t *q;      // [block][256], in the order of weights_of_half()
@@ -40,20 +41,38 @@ struct RowInput {
         take(sums, places * kRowGroups<Format>);
         take(scale, places);
         memory += -(places * 4) & 63;
-        for (int64_t b = 0; b < blocks; ++b) {
+        for (int64_t place = 0, b = 0; place < places; ++place) {
             const PackedQ8x256 &record = records[b * tokens];
             for (int i = 0; i < 8; ++i)
-                __builtin_memcpy(q + 256 * b + 32 * i, record.q + 32 * column_group(i), 32);
+                __builtin_memcpy(q + 256 * place + 32 * i, record.q + 32 * column_group(i), 32);
             for (int i = 0; i < kRowGroups<Format>; ++i)
-                sums[b * kRowGroups<Format> + i] =
+                sums[place * kRowGroups<Format> + i] =
                     kHasMinimum<Format> ? record.sum32[i] : static_cast<int16_t>(-16 * record.sum16[i]);
-            scale[b] = record.scale;
+            scale[place] = record.scale;
+            if (++b == blocks) b = blocks / kRowBlocks * kRowBlocks;
         }
     }
 
   private:
     // Which 32 columns of a block come i-th.
     static int column_group(int i) { return kHasMinimum<Format> ? (i & 4) | (i & 1) << 1 | (i & 2) >> 1 : i; }
+};
+
+// Where the blocks that are multiplied together are: up to eight of a row, or a few of each of several rows. Where there is no
+// block, the address is that of the first one.
+template <typename Format>
+struct BlocksOfRow {
+    const std::byte *from;
+    int count;
+    [[gnu::always_inline]] const std::byte *operator[](int i) const {
+        return from + (i < count ? i : 0) * Format::kBlockBytes;
+    }
+};
+struct BlocksOfRows {
+    const std::byte *from;
+    const int64_t *offsets;  // [kRowBlocks], from there
+    int count;
+    [[gnu::always_inline]] const std::byte *operator[](int i) const { return from + offsets[i]; }
 };
 
 // 32 bytes in both halves of a register.
@@ -87,17 +106,15 @@ struct RowInput {
 
 // --- Q4_K and Q5_K: 6-bit scales and minimums of groups of 32, d and dmin --------------------------------------------------
 
-template <typename Format>
+template <typename Format, typename Blocks>
 struct RowScales256 {
     __m256 d, dmin;
-    // n: how many of the eight blocks exist.
-    [[gnu::always_inline]] RowScales256(const std::byte *blocks, int n) {
+    [[gnu::always_inline]] explicit RowScales256(const Blocks &blocks) {
         Ints heads[2];  // the first 16 bytes of four blocks: d, dmin, 12 bytes of scales and minimums
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
             const auto head = [&](int i) __attribute__((always_inline)) {
-                const int block = 4 * h + i;
-                return load16(blocks + (block < n ? block : 0) * Format::kBlockBytes);
+                return load16(blocks[4 * h + i]);
             };
             Ints v = _mm512_castsi128_si512(head(0));
             v = _mm512_mask_broadcast_i32x4(v, 0x00f0, head(1));
@@ -155,15 +172,15 @@ struct RowScales256 {
 
 // --- Q6_K: 8-bit scales of groups of 16, d -----------------------------------------------------------------------------------
 
-template <>
-struct RowScales256<FormatQ6_K> {
+template <typename Blocks>
+struct RowScales256<FormatQ6_K, Blocks> {
     __m256 d;
-    [[gnu::always_inline]] RowScales256(const std::byte *first, int n) : blocks(first) {
+    [[gnu::always_inline]] explicit RowScales256(const Blocks &from) : blocks(from) {
         __m256i v = _mm256_setzero_si256();  // d in the upper halves
 #pragma GCC unroll 8
         for (int b = 0; b < kRowBlocks; ++b) {
             int last;
-            __builtin_memcpy(&last, first + (b < n ? b : 0) * FormatQ6_K::kBlockBytes + 206, sizeof last);
+            __builtin_memcpy(&last, from[b] + 206, sizeof last);
             v = _mm256_mask_set1_epi32(v, static_cast<__mmask8>(1 << b), last);
         }
         v = _mm256_srli_epi32(v, 16);
@@ -184,9 +201,9 @@ struct RowScales256<FormatQ6_K> {
 
   private:
     [[gnu::always_inline]] __m256i all(int b) const {
-        return _mm256_cvtepi8_epi16(load16(blocks + b * FormatQ6_K::kBlockBytes + 192));
+        return _mm256_cvtepi8_epi16(load16(blocks[b] + 192));
     }
-    const std::byte *blocks;
+    Blocks blocks;
 };
 
 // --- weights -----------------------------------------------------------------------------------------------------------------
@@ -222,14 +239,13 @@ template <typename Format>
     return sums_of_two(sums_of_parts(low), sums_of_parts(high));
 }
 
-// total[t]: sixteen lanes whose sum is the integer I of block b, which begins at `block`, for token t. at: the block's number in
-// the row.
-template <typename Format, int count>
-[[gnu::always_inline]] inline void multiply_block(const std::byte *block, const RowScales256<Format> &scales,
-                                                  int b, const RowInput<Format> (&a)[count], int64_t at,
+// total[t]: sixteen lanes whose sum is the integer I of block b, which begins at `block`, for token t. place: of its activations.
+template <typename Format, int count, typename Scales>
+[[gnu::always_inline]] inline void multiply_block(const std::byte *block, const Scales &scales, int b,
+                                                  const RowInput<Format> (&a)[count], int64_t place,
                                                   Ints (&total)[count]) {
 #pragma GCC unroll 2
-    for (int t = 0; t < count; ++t) total[t] = scales.start(b, a[t].sums + kRowGroups<Format> * at);
+    for (int t = 0; t < count; ++t) total[t] = scales.start(b, a[t].sums + kRowGroups<Format> * place);
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
         Ints w[2];
@@ -237,7 +253,7 @@ template <typename Format, int count>
         const Ints factors = scales.words(b, c);
 #pragma GCC unroll 2
         for (int t = 0; t < count; ++t) {
-            const int8_t *q = a[t].q + 256 * at + 128 * c;
+            const int8_t *q = a[t].q + 256 * place + 128 * c;
             const Ints zero = _mm512_setzero_si512();
             const Ints first = _mm512_dpbusd_epi32(zero, w[0], _mm512_load_si512(q)),
                        second = _mm512_dpbusd_epi32(zero, w[1], _mm512_load_si512(q + 64));
@@ -246,34 +262,98 @@ template <typename Format, int count>
     }
 }
 
-// Adds the products of n blocks, which begin at `from`, the row's block `first`.
-template <typename Format, int count>
-[[gnu::always_inline]] inline void add_blocks(const std::byte *from, int64_t first, int n,
+// Adds the products of the blocks, lane by lane. place: of the first one's activations.
+template <typename Format, int count, typename Blocks>
+[[gnu::always_inline]] inline void add_blocks(const Blocks &blocks, int64_t place,
                                               const RowInput<Format> (&a)[count], __m256 (&partial)[count],
                                               Ahead ahead) {
-    const RowScales256<Format> scales(from, n);
+    const RowScales256<Format, Blocks> scales(blocks);
     Ints sums[count][kRowBlocks];
-    for (int b = 0; b < n; ++b) {
-        const std::byte *block = from + b * Format::kBlockBytes;
+    for (int b = 0; b < blocks.count; ++b) {
+        const std::byte *block = blocks[b];
         ahead.prefetch<Format::kBlockBytes>(block);
         Ints total[count];
-        multiply_block<Format, count>(block, scales, b, a, first + b, total);
+        multiply_block<Format, count>(block, scales, b, a, place + b, total);
 #pragma GCC unroll 2
         for (int t = 0; t < count; ++t) sums[t][b] = total[t];
     }
-    for (int b = n; b < kRowBlocks; ++b)
+    for (int b = blocks.count; b < kRowBlocks; ++b)
         for (int t = 0; t < count; ++t) sums[t][b] = _mm512_setzero_si512();
-    const auto there = static_cast<__mmask8>((1 << n) - 1);
+    const auto there = static_cast<__mmask8>((1 << blocks.count) - 1);
 #pragma GCC unroll 2
     for (int t = 0; t < count; ++t) {
-        const __m256 scale = _mm256_load_ps(a[t].scale + first);
+        const __m256 scale = _mm256_load_ps(a[t].scale + place);
         partial[t] = _mm256_mask3_fmadd_ps(_mm256_mul_ps(scales.d, scale),
                                            _mm256_cvtepi32_ps(sums_of_eight(sums[t])), partial[t], there);
         if constexpr (kHasMinimum<Format>)
             partial[t] = _mm256_mask3_fnmadd_ps(
                 _mm256_mul_ps(scales.dmin, scale),
-                _mm256_cvtepi32_ps(scales.minimum_sums(a[t].sums + kRowGroups<Format> * first)), partial[t],
+                _mm256_cvtepi32_ps(scales.minimum_sums(a[t].sums + kRowGroups<Format> * place)), partial[t],
                 there);
+    }
+}
+
+// Row by row.
+template <typename Format, int count>
+[[gnu::noinline]] void multiply_each_row(const RowRange &rows, const Task &task,
+                                         const RowInput<Format> (&inputs)[count]) {
+    const int64_t blocks = task.cols / kRecordCols;
+    for_each_row(
+        rows, [&](const std::byte *row, int64_t r, Ahead ahead) __attribute__((always_inline)) {
+            __m256 partial[count];
+#pragma GCC unroll 2
+            for (int t = 0; t < count; ++t) partial[t] = _mm256_setzero_ps();
+            const auto add = [&](int64_t b, int n) __attribute__((always_inline)) {
+                const BlocksOfRow<Format> from{row + b * Format::kBlockBytes, n};
+                add_blocks<Format, count>(from, b, inputs, partial, ahead);
+            };
+            int64_t b = 0;
+            for (; b + kRowBlocks <= blocks; b += kRowBlocks) add(b, kRowBlocks);
+            if (b < blocks) add(b, static_cast<int>(blocks - b));
+#pragma GCC unroll 2
+            for (int t = 0; t < count; ++t) task.out[t * task.out_stride + r] = folded(partial[t]);
+        });
+}
+
+// `together` rows at once, of whose blocks `each` are left after a multiple of kRowBlocks.
+template <typename Format, int count>
+[[gnu::noinline]] void multiply_row_groups(const RowRange &rows, const Task &task, int together, int each,
+                                           const RowInput<Format> (&inputs)[count]) {
+    const int64_t whole = task.cols / kRecordCols - each;
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const auto first = static_cast<__mmask8>((1 << each) - 1);
+    int64_t offsets[kRowBlocks] = {};
+    for (int i = 0; i < together * each; ++i)
+        offsets[i] = i / each * rows.stride + (whole + i % each) * Format::kBlockBytes;
+    for (int64_t begin = 0; begin < rows.count; begin += together) {
+        const int n = static_cast<int>(rows.count - begin < together ? rows.count - begin : together);
+        for (int i = n * each; i < kRowBlocks; ++i) offsets[i] = offsets[0];
+        __m256 partial[kRowBlocks][count], shared[count] = {};
+        for (int r = 0; r < n; ++r) {
+            const std::byte *row = rows[begin + r];
+            const Ahead ahead = ahead_of(rows, row);
+#pragma GCC unroll 2
+            for (int t = 0; t < count; ++t) partial[r][t] = _mm256_setzero_ps();
+            for (int64_t b = 0; b < whole; b += kRowBlocks) {
+                const BlocksOfRow<Format> from{row + b * Format::kBlockBytes, kRowBlocks};
+                add_blocks<Format, count>(from, b, inputs, partial[r], ahead);
+            }
+            // Lane r * each + i of `shared` becomes lane i.
+#pragma GCC unroll 2
+            for (int t = 0; t < count; ++t)
+                shared[t] = _mm256_mask_permutexvar_ps(shared[t], static_cast<__mmask8>(first << r * each),
+                                                       _mm256_sub_epi32(lanes, _mm256_set1_epi32(r * each)),
+                                                       partial[r][t]);
+        }
+        add_blocks<Format, count>(BlocksOfRows{rows[begin], offsets, n * each}, whole, inputs, shared,
+                                  ahead_of(rows, rows[begin]));
+        for (int r = 0; r < n; ++r)
+#pragma GCC unroll 2
+            for (int t = 0; t < count; ++t) {
+                const __m256 sums = _mm256_mask_permutexvar_ps(
+                    partial[r][t], first, _mm256_add_epi32(lanes, _mm256_set1_epi32(r * each)), shared[t]);
+                task.out[t * task.out_stride + begin + r] = folded(sums);
+            }
     }
 }
 
@@ -285,21 +365,11 @@ inline void multiply_rows256(const RowRange &rows, const Task &task) {
     RowInput<Format> inputs[count];
     for (int t = 0; t < count; ++t)
         inputs[t] = {static_cast<const PackedQ8x256 *>(task.packed) + t, count, blocks, memory};
-    for_each_row(
-        rows, [&](const std::byte *row, int64_t r, Ahead ahead) __attribute__((always_inline)) {
-            __m256 partial[count];
-#pragma GCC unroll 2
-            for (int t = 0; t < count; ++t) partial[t] = _mm256_setzero_ps();
-            int64_t first = 0;
-            for (; first + kRowBlocks <= blocks; first += kRowBlocks)
-                add_blocks<Format, count>(row + first * Format::kBlockBytes, first, kRowBlocks, inputs,
-                                          partial, ahead);
-            if (first < blocks)
-                add_blocks<Format, count>(row + first * Format::kBlockBytes, first,
-                                          static_cast<int>(blocks - first), inputs, partial, ahead);
-#pragma GCC unroll 2
-            for (int t = 0; t < count; ++t) task.out[t * task.out_stride + r] = folded(partial[t]);
-        });
+    const int each = static_cast<int>(blocks % kRowBlocks), together = each > 0 ? kRowBlocks / each : 1;
+    if (together > 1)
+        multiply_row_groups<Format, count>(rows, task, together, each, inputs);
+    else
+        multiply_each_row<Format, count>(rows, task, inputs);
 }
 
 }  // namespace

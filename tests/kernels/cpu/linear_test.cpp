@@ -236,6 +236,33 @@ TEST_CASE("linear: every path is bit-equal to the scalar code") {
         }
 }
 
+TEST_CASE(
+    "linear: what is left of rows is bit-equal to the scalar code, whatever number of rows shares a vector") {
+    std::mt19937 random(kSeed + 8);
+    const int32_t most = 3;
+    for (gguf::Type type : {gguf::Type::Q4_K, gguf::Type::Q5_K, gguf::Type::Q6_K})
+        for (int64_t blocks = 1; blocks <= 17; ++blocks) {
+            const int64_t cols = 256 * blocks, rows = 19;
+            const std::unique_ptr<std::byte[]> weights = exact_copy(random_weights(type, rows, cols, random));
+            const std::vector<float> x = random_activations(cols * most, random);
+            for (int64_t row1 = 1; row1 <= rows; ++row1)
+                for (int32_t tokens = 1; tokens <= most; ++tokens) {
+                    const int64_t row0 = static_cast<int64_t>(random() % static_cast<uint64_t>(row1));
+                    CAPTURE(name_of(type));
+                    CAPTURE(blocks);
+                    CAPTURE(row0);
+                    CAPTURE(row1);
+                    CAPTURE(tokens);
+                    const auto product = [&](const LinearKernels &kernels) {
+                        return run(kernels, type, weights.get(), cols, row0, row1, x.data(), cols, tokens);
+                    };
+                    const std::vector<float> expected = product(linear_scalar());
+                    for (const LinearKernels *kernels : vector_kernels())
+                        CHECK(same_bits(expected, product(*kernels)));
+                }
+        }
+}
+
 TEST_CASE("linear: many rows and columns are bit-equal to the scalar code") {
     std::mt19937 random(kSeed + 6);
     const int64_t rows = 110, cols = 8448;  // more than AMX's kernels unpack at once
