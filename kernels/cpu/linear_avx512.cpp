@@ -6,9 +6,9 @@
 // vector. With few tokens a group is unpacked into registers and used at once. With many, all groups of the 16
 // rows are first unpacked into `scratch` (L2) and reused for blocks of 16 tokens, whose partial sums stay in L1.
 //
-// The peak is one vpdpbusd per clock, 64 multiply-adds. Each group also costs a product and an fma on the same
-// pipes, so 8 of 10 slots are vpdpbusd. In K formats it costs one multiply by the integer scale (8 of 9 slots),
-// and each block a few instructions more.
+// The peak is one vpdpbusd per cycle (Zen 4) or two (Xeons), of 64 multiply-adds each. Each group of a token also costs a
+// conversion, a product and an fma on the same pipes, so 8 of 11 slots are vpdpbusd; in K formats a multiply by the integer scale,
+// which takes two slots, and an addition, and each block a few instructions more.
 
 // GCC 12's AVX-512 headers start results from undefined registers and trigger this warning when inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -53,19 +53,8 @@ template <typename Format, bool tiled>
     return _mm512_set1_epi32(x);
 }
 
-// start + the dot products of groups w[first..last) of four columns with the bytes at q.
-template <int first, int last>
-[[gnu::always_inline]] inline Ints dot(Ints start, const Ints (&w)[8], const int8_t *q) {
-#pragma GCC unroll 8
-    for (int i = first; i < last; ++i)
-        // _mm512_dpbusd_epi32(start, w[i], broadcast), without the extra broadcast that GCC 12 emits for it.
-        asm("vpdpbusd %2%{1to16%}, %1, %0"
-            : "+v"(start)
-            : "v"(w[i]), "m"(*reinterpret_cast<const int32_t(*)>(q + 4 * i)));
-    return start;
-}
-
-// dot() for `count` tokens side by side, so that an addition does not wait for the previous one.
+// Adds the dot products of groups w[first..last) of four columns with `count` tokens, side by side: an addition takes five
+// cycles, and a core starts up to two per cycle.
 template <int first, int last, int count, typename Record>
 [[gnu::always_inline]] inline void dots(Ints (&sums)[count], const Ints (&w)[8], const Record *a,
                                         int column) {
@@ -73,9 +62,17 @@ template <int first, int last, int count, typename Record>
     for (int i = first; i < last; ++i)
 #pragma GCC unroll 8
         for (int t = 0; t < count; ++t)
+            // _mm512_dpbusd_epi32(sums[t], w[i], broadcast), without the extra broadcast that GCC 12 emits for it.
             asm("vpdpbusd %2%{1to16%}, %1, %0"
                 : "+v"(sums[t])
                 : "v"(w[i]), "m"(*reinterpret_cast<const int32_t(*)>(a[t].q + column + 4 * i)));
+}
+
+// Calls f<n>(t) for tokens t to t + n, as many at once as fit, until `count` tokens are done.
+template <int most = 8, typename Function>
+[[gnu::always_inline]] inline void for_tokens(int count, Function f, int t = 0) {
+    for (; t + most <= count; t += most) f.template operator()<most>(t);
+    if constexpr (most > 1) for_tokens<most / 2>(count, f, t);
 }
 
 // --- blocks of 32 ----------------------------------------------------------------------------------------
@@ -89,31 +86,46 @@ struct Engine32 {
         Group32 groups[8];
     };
 
+    // Adds the products of group j for `count` tokens. p: their partial sums.
+    template <bool tiled, int count>
+    [[gnu::always_inline]] static void add_tokens(const Ints (&w)[8], const Group32 &g, int j,
+                                                  const Record *a, __m512 *p) {
+        Ints sums[count], last[count];
+#pragma GCC unroll 8
+        for (int t = 0; t < count; ++t) sums[t] = start_value<Format, tiled>(&a[t].start[j]);
+        if constexpr (kHalves<Format>) {
+#pragma GCC unroll 8
+            for (int t = 0; t < count; ++t) {
+                const Ints half = start_value<Format, tiled>(&a[t].half[j]);
+                last[t] = _mm512_sub_epi32(sums[t], half);
+                sums[t] = half;
+            }
+            dots<0, 4, count>(sums, w, a, 32 * j);
+            dots<4, 8, count>(last, w, a, 32 * j);
+        } else {
+            dots<0, 8, count>(sums, w, a, 32 * j);
+        }
+#pragma GCC unroll 8
+        for (int t = 0; t < count; ++t) {
+            const __m512 scale = _mm512_set1_ps(a[t].scale[j]);
+            p[t] = _mm512_fmadd_ps(_mm512_mul_ps(g.d, scale), _mm512_cvtepi32_ps(sums[t]), p[t]);
+            if constexpr (kHalves<Format>)
+                p[t] = _mm512_fmadd_ps(_mm512_mul_ps(g.m, scale), _mm512_cvtepi32_ps(last[t]), p[t]);
+            if constexpr (kHasMinimum<Format>)
+                p[t] = _mm512_fmadd_ps(g.m, _mm512_set1_ps(a[t].scaled_sum[j]), p[t]);
+        }
+    }
+
     template <bool tiled>
     [[gnu::always_inline]] static void add_group(const Group32 &g, int j, const Record *a, int count,
                                                  Partials &sums) {
         Ints w[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) w[i] = g.w[i];
-        const __m512 d = g.d;
-        for (int t = 0; t < count; ++t) {
-            const Record &r = a[t];
-            __m512 p = sums.p[j][t];
-            if constexpr (kHalves<Format>) {
-                const __m512 scale = _mm512_set1_ps(r.scale[j]);
-                const Ints all = start_value<Format, tiled>(&r.start[j]),
-                           half = start_value<Format, tiled>(&r.half[j]);
-                const Ints first = dot<0, 4>(half, w, r.q + 32 * j),
-                           second = dot<4, 8>(_mm512_sub_epi32(all, half), w, r.q + 32 * j);
-                p = _mm512_fmadd_ps(_mm512_mul_ps(d, scale), _mm512_cvtepi32_ps(first), p);
-                sums.p[j][t] = _mm512_fmadd_ps(_mm512_mul_ps(g.m, scale), _mm512_cvtepi32_ps(second), p);
-                continue;
-            }
-            const Ints total = dot<0, 8>(start_value<Format, tiled>(&r.start[j]), w, r.q + 32 * j);
-            p = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_set1_ps(r.scale[j])), _mm512_cvtepi32_ps(total), p);
-            if constexpr (kHasMinimum<Format>) p = _mm512_fmadd_ps(g.m, _mm512_set1_ps(r.scaled_sum[j]), p);
-            sums.p[j][t] = p;
-        }
+        for_tokens(
+            count, [&]<int n>(int t) __attribute__((always_inline)) {
+                add_tokens<tiled, n>(w, g, j, a + t, sums.p[j] + t);
+            });
     }
 
     static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
@@ -234,23 +246,16 @@ struct Engine256 {
             Ints w[8];
 #pragma GCC unroll 8
             for (int i = 0; i < 8; ++i) w[i] = tile.w[j][i];
-            constexpr int side_by_side = count < 4 ? count : 4;
-#pragma GCC unroll 2
-            for (int t = 0; t < count; t += side_by_side)
-                add_scaled<side_by_side, true>(w, tile.s, j, a + t, totals + t);
+            add_scaled<count, true>(w, tile.s, j, a, totals);
         }
         finish(tile.s, a, count, totals, partial);
     }
 
     static void add(const Tile &tile, int, int64_t block, const Record *a, int count, Partials &sums) {
         __m512 *partial = sums.p[block % 8];
-        int t = 0;
-        for (; t + 8 <= count; t += 8) add_tokens<8>(tile, a + t, partial + t);
-        if (count - t >= 4) {
-            add_tokens<4>(tile, a + t, partial + t);
-            t += 4;
-        }
-        for (; t < count; ++t) add_tokens<1>(tile, a + t, partial + t);
+        for_tokens(
+            count, [&]<int n>(int t)
+                       __attribute__((always_inline)) { add_tokens<n>(tile, a + t, partial + t); });
     }
 
     template <int count>
