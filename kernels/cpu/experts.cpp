@@ -72,7 +72,8 @@ void ExpertRunner::reserve(const Experts &step, int32_t max_tokens) {
     if (step.down == kNoWeight) return;
     const Weight &down = weight(step.down);
     enlarge(packed_hidden_, packed_bytes(act_format(down.type), down.cols, rows));
-    const int64_t tile = std::max(kMaxOutRows * max_tokens, down.rows * kDecodeTokens);
+    static_assert(kMaxOutRows <= 2 * kPrepareBlock);
+    const int64_t tile = std::max(2 * kPrepareBlock * max_tokens, down.rows * kDecodeTokens);
     tiles_.resize(static_cast<size_t>(s_.pool->threads()));
     for (LazyBuffer &buffer : tiles_) enlarge(buffer, static_cast<size_t>(tile) * sizeof(float));
 }
@@ -87,7 +88,7 @@ void ExpertRunner::run(const Experts &step, Phase phase, int thread, int32_t tok
         case Phase::In:
             return multiply_in(step, thread, tokens);
         case Phase::Activate:
-            return activate(step, thread);
+            return activate(step, thread, tokens);
         case Phase::Out:
             return multiply_out(step, thread, tokens, after);
     }
@@ -220,6 +221,7 @@ const std::byte *ExpertRunner::in_unit(const Experts &step, int64_t unit) const 
 }
 
 void ExpertRunner::multiply_in(const Experts &step, int thread, int32_t tokens) noexcept {
+    if (activates_at_once(step, tokens)) return multiply_and_activate(step, thread, tokens);
     const int64_t stride = 2 * expert_width(*s_.program, step), units = in_units(step);
     const bool decode = tokens <= kDecodeTokens;
     const std::byte *behind = nullptr;
@@ -246,31 +248,72 @@ void ExpertRunner::multiply_in(const Experts &step, int thread, int32_t tokens) 
     });
 }
 
-void ExpertRunner::activate(const Experts &step, int thread) noexcept {
+// Whether In applies the activation to a unit's products, while they are in the cache, instead of Activate. Units are larger
+// then (h is packed in blocks), so there must be enough of them.
+bool ExpertRunner::activates_at_once(const Experts &step, int32_t tokens) const noexcept {
+    if (tokens <= kDecodeTokens || step.up == kNoWeight || step.down == kNoWeight) return false;
+    const int64_t blocks = units_of(expert_width(*s_.program, step), kPrepareBlock);
+    return static_cast<int64_t>(groups_.size()) * blocks >= kOutUnitsPerThread * s_.pool->threads();
+}
+
+void ExpertRunner::multiply_and_activate(const Experts &step, int thread, int32_t tokens) noexcept {
+    const int64_t cols = expert_width(*s_.program, step), blocks = units_of(cols, kPrepareBlock);
+    float *products = tiles_[static_cast<size_t>(thread)].as<float>();
+    const auto group_of = [&](int64_t unit) -> const Group & {
+        return groups_[static_cast<size_t>(unit / blocks)];
+    };
+    const auto first_col = [&](int64_t unit) { return unit % blocks * kPrepareBlock; };
+    for_units(
+        thread, static_cast<int64_t>(groups_.size()) * blocks, false,
+        [&](int64_t unit, int64_t, int64_t next) {
+            const Group &group = group_of(unit);
+            const int64_t col0 = first_col(unit), col1 = std::min(col0 + kPrepareBlock, cols),
+                          n = col1 - col0;
+            const auto multiply = [&](WeightId id, float *out, const std::byte *ahead) {
+                const Weight &w = weight(id);
+                s_.linear->multiply(w.type, matrix_row(w, group.expert, col0), w.cols, 0, n,
+                                    expert_input(step, act_format(w.type), group, tokens), group.count, out,
+                                    2 * n, scratch(thread), ahead);
+            };
+            multiply(step.gate, products, matrix_row(weight(step.up), group.expert, col0));
+            multiply(
+                step.up, products + n,
+                next < 0 ? nullptr : matrix_row(weight(step.gate), group_of(next).expert, first_col(next)));
+            activate_rows(step, group.first, group.first + group.count, col0, col1, {products, 2 * n, n});
+        });
+}
+
+void ExpertRunner::activate(const Experts &step, int thread, int32_t tokens) noexcept {
+    if (step.gate != kNoWeight && activates_at_once(step, tokens)) return;
     const int64_t rows = groups_.back().first + groups_.back().count, cols = expert_width(*s_.program, step);
+    const auto activate_range = [&](int64_t row0, int64_t row1, int64_t col0, int64_t col1) {
+        Hidden hidden{};
+        if (step.gate != kNoWeight) hidden = {hidden_.as<float>() + row0 * 2 * cols + col0, 2 * cols, cols};
+        activate_rows(step, row0, row1, col0, col1, hidden);
+    };
     if (rows >= 4 * s_.pool->threads()) {
         s_.pool->for_ranges(thread, rows,
-                            [&](int64_t row0, int64_t row1) { activate_rows(step, row0, row1, 0, cols); });
+                            [&](int64_t row0, int64_t row1) { activate_range(row0, row1, 0, cols); });
         return;
     }
     const int64_t blocks = units_of(cols, kPrepareBlock), threads = s_.pool->threads();
     const int64_t col0 = blocks * thread / threads * kPrepareBlock,
                   col1 = std::min(blocks * (thread + 1) / threads * kPrepareBlock, cols);
-    if (col0 < col1) activate_rows(step, 0, rows, col0, col1);
+    if (col0 < col1) activate_range(0, rows, col0, col1);
 }
 
-void ExpertRunner::activate_rows(const Experts &step, int64_t row0, int64_t row1, int64_t col0,
-                                 int64_t col1) noexcept {
+void ExpertRunner::activate_rows(const Experts &step, int64_t row0, int64_t row1, int64_t col0, int64_t col1,
+                                 const Hidden &hidden) noexcept {
     if (step.gate == kNoWeight) {
         for (int64_t row = row0; row < row1; ++row)
             pack_row(step, row, hidden_in(step.in, step, row, 0), col0, col1);
         return;
     }
-    const int64_t cols = expert_width(*s_.program, step), stride = 2 * cols, n = col1 - col0;
+    const int64_t cols = expert_width(*s_.program, step), n = col1 - col0;
     const bool merged = has_merged_gate(*s_.program, step), gated = merged || step.up != kNoWeight;
     for (int64_t row = row0; row < row1; ++row) {
         const Group &group = groups_[static_cast<size_t>(row_group_.as<int32_t>()[row])];
-        float *gate = hidden_.as<float>() + row * stride + col0, *up = gate + cols;
+        float *gate = hidden.gate + (row - row0) * hidden.stride, *up = gate + hidden.up;
         const auto multiply = [&](WeightId scales, float *x) {
             float factor = step.weights_on_input ? row_weight_.as<float>()[row] : 1;
             if (const float *s = floats(scales)) factor *= s[group.expert];

@@ -7,7 +7,8 @@
 //   Gather    copies the packed input of every row, so that an expert's rows form a matrix
 //             (one token: its own packed input serves all rows)
 //   In        gate and up products of every row: a unit is (expert, tiles of rows of its matrices)
-//   Activate  applies scales and biases, then the activation, and packs h
+//   Activate  applies scales and biases, then the activation, and packs h; with many tokens In does so itself, while a unit's
+//             products are in the cache
 //   Out       adds the down products to the output directly: a unit is a range of output columns of all
 //             experts, so threads do not wait for each other and only the sum is stored
 // A step without `down` ends with Activate, which writes h to the output. A step without `gate` has only Route, Activate,
@@ -66,13 +67,23 @@ class ExpertRunner {
         int64_t row, out;
     };
 
+    // Gate and up products of rows of one expert for the hidden columns that an activation is applied to: those of the first row,
+    // and what is from there to the next row's and to its up products.
+    struct Hidden {
+        float *gate;
+        int64_t stride, up;
+    };
+
     void reserve(const Experts &step, int32_t max_tokens);
     void route(const Experts &step, int thread, int32_t tokens) noexcept;
     void group_rows(const Experts &step, int32_t tokens) noexcept;
     void gather(const Experts &step, int thread, int32_t tokens) noexcept;
     void multiply_in(const Experts &step, int thread, int32_t tokens) noexcept;
-    void activate(const Experts &step, int thread) noexcept;
-    void activate_rows(const Experts &step, int64_t row0, int64_t row1, int64_t col0, int64_t col1) noexcept;
+    bool activates_at_once(const Experts &step, int32_t tokens) const noexcept;
+    void multiply_and_activate(const Experts &step, int thread, int32_t tokens) noexcept;
+    void activate(const Experts &step, int thread, int32_t tokens) noexcept;
+    void activate_rows(const Experts &step, int64_t row0, int64_t row1, int64_t col0, int64_t col1,
+                       const Hidden &hidden) noexcept;
     void pack_row(const Experts &step, int64_t row, const float *h, int64_t col0, int64_t col1) noexcept;
     void multiply_out(const Experts &step, int thread, int32_t tokens, const std::byte *after) noexcept;
     void add_columns(const Experts &step, int thread, int32_t tokens, int64_t col0, int64_t col1,
@@ -112,7 +123,7 @@ class ExpertRunner {
     std::vector<int32_t> first_;          // per expert: index of its first row
     std::array<LazyBuffer, 3> gathered_;  // by ActFormat
     LazyBuffer hidden_, packed_hidden_;   // [row][gate, up], packed per expert
-    std::vector<LazyBuffer> tiles_;       // per thread: down products [row of an expert][columns of a unit]
+    std::vector<LazyBuffer> tiles_;  // per thread: products of a unit [row of an expert][columns of the unit]
     std::vector<LazyBuffer> route_scratch_;
 };
 
