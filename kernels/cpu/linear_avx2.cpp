@@ -214,7 +214,7 @@ struct Engine256 {
 
     static void add(const Tile &tile, int, int64_t block, const Record *a, int count, Partials &sums) {
         Ints totals[kTokens];
-        for (int t = 0; t < count; ++t) totals[t] = _mm256_setzero_si256();
+        clear(totals, count);
         for (int j = 0; j < 8; ++j) add_group(tile.w[j], tile.s, j, a, count, totals);
         finish(tile.s, a, count, totals, sums.p[block % 8]);
     }
@@ -225,7 +225,7 @@ struct Engine256 {
         Scales256 s;
         scales(rows, s);
         Ints totals[count];
-        for (int t = 0; t < count; ++t) totals[t] = _mm256_setzero_si256();
+        clear(totals, count);
         Format::weights(
             rows, [&](int j, const Ints(&group)[8]) __attribute__((always_inline)) {
                 prefetch_share<Engine256>(rows, j, next);

@@ -75,6 +75,12 @@ template <int most = 8, typename Function>
     if constexpr (most > 1) for_tokens<most / 2>(count, f, t);
 }
 
+// What a token's partial sums begin with.
+alignas(64) constexpr float kZeros[kTokens][kRows] = {};
+[[gnu::always_inline]] inline const __m512 *zero_sums() {
+    return reinterpret_cast<const __m512 *>(kZeros);
+}
+
 // --- blocks of 32 ----------------------------------------------------------------------------------------
 
 template <typename Format>
@@ -86,10 +92,13 @@ struct Engine32 {
         Group32 groups[8];
     };
 
-    // Adds the products of group j for `count` tokens. p: their partial sums.
+    // A row's first record writes the partial sums of its groups.
+    static int64_t sums_begun(int64_t cols) { return cols < kRecordCols ? cols / 32 : 8; }
+
+    // Adds the products of group j for `count` tokens to `before`. p: their partial sums.
     template <bool tiled, int count>
     [[gnu::always_inline]] static void add_tokens(const Ints (&w)[8], const Group32 &g, int j,
-                                                  const Record *a, __m512 *p) {
+                                                  const Record *a, const __m512 *before, __m512 *p) {
         Ints sums[count], last[count];
 #pragma GCC unroll 8
         for (int t = 0; t < count; ++t) sums[t] = start_value<Format, tiled>(&a[t].start[j]);
@@ -108,23 +117,26 @@ struct Engine32 {
 #pragma GCC unroll 8
         for (int t = 0; t < count; ++t) {
             const __m512 scale = _mm512_set1_ps(a[t].scale[j]);
-            p[t] = _mm512_fmadd_ps(_mm512_mul_ps(g.d, scale), _mm512_cvtepi32_ps(sums[t]), p[t]);
+            __m512 sum = _mm512_fmadd_ps(_mm512_mul_ps(g.d, scale), _mm512_cvtepi32_ps(sums[t]), before[t]);
             if constexpr (kHalves<Format>)
-                p[t] = _mm512_fmadd_ps(_mm512_mul_ps(g.m, scale), _mm512_cvtepi32_ps(last[t]), p[t]);
+                sum = _mm512_fmadd_ps(_mm512_mul_ps(g.m, scale), _mm512_cvtepi32_ps(last[t]), sum);
             if constexpr (kHasMinimum<Format>)
-                p[t] = _mm512_fmadd_ps(g.m, _mm512_set1_ps(a[t].scaled_sum[j]), p[t]);
+                sum = _mm512_fmadd_ps(g.m, _mm512_set1_ps(a[t].scaled_sum[j]), sum);
+            p[t] = sum;
         }
     }
 
+    // first: the record is the row's first one.
     template <bool tiled>
-    [[gnu::always_inline]] static void add_group(const Group32 &g, int j, const Record *a, int count,
-                                                 Partials &sums) {
+    [[gnu::always_inline]] static void add_group(const Group32 &g, int j, bool first, const Record *a,
+                                                 int count, Partials &sums) {
         Ints w[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) w[i] = g.w[i];
+        const __m512 *before = first ? zero_sums() : sums.p[j];
         for_tokens(
             count, [&]<int n>(int t) __attribute__((always_inline)) {
-                add_tokens<tiled, n>(w, g, j, a + t, sums.p[j] + t);
+                add_tokens<tiled, n>(w, g, j, a + t, before + t, sums.p[j] + t);
             });
     }
 
@@ -138,16 +150,17 @@ struct Engine32 {
             });
     }
 
-    static void add(const Tile &tile, int groups, int64_t, const Record *a, int count, Partials &sums) {
-        for (int j = 0; j < groups * kGroups<Format>; ++j) add_group<true>(tile.groups[j], j, a, count, sums);
+    static void add(const Tile &tile, int groups, int64_t block, const Record *a, int count, Partials &sums) {
+        for (int j = 0; j < groups * kGroups<Format>; ++j)
+            add_group<true>(tile.groups[j], j, block == 0, a, count, sums);
     }
 
     template <int count>
-    [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t, const Record *a,
+    [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t block, const Record *a,
                                                  Partials &sums, const std::byte *next) {
         for_groups32<Engine32, Format>(
             rows, groups, next, [&](int j, const Group32 &g) __attribute__((always_inline)) {
-                add_group<false>(g, j, a, count, sums);
+                add_group<false>(g, j, block == 0, a, count, sums);
             });
     }
 
@@ -214,11 +227,19 @@ struct Engine256 {
         return m;
     }
 
+    // Each of a row's first eight blocks writes a partial sum.
+    static int64_t sums_begun(int64_t cols) {
+        return cols < 8 * 256 ? cols / 256 : 8;
+    }
+    [[gnu::always_inline]] static const __m512 *before(int64_t block, const Partials &sums) {
+        return block < 8 ? zero_sums() : sums.p[block % 8];
+    }
+
     [[gnu::always_inline]] static void finish(const Scales256 &s, const Record *a, int count,
-                                              const Ints *totals, __m512 *partial) {
+                                              const Ints *totals, const __m512 *before, __m512 *partial) {
         for (int t = 0; t < count; ++t) {
             const __m512 scale = _mm512_set1_ps(a[t].scale);
-            __m512 p = _mm512_fmadd_ps(_mm512_mul_ps(s.d, scale), _mm512_cvtepi32_ps(totals[t]), partial[t]);
+            __m512 p = _mm512_fmadd_ps(_mm512_mul_ps(s.d, scale), _mm512_cvtepi32_ps(totals[t]), before[t]);
             if constexpr (kHasMinimum<Format>)
                 p = _mm512_fnmadd_ps(_mm512_mul_ps(s.dmin, scale), _mm512_cvtepi32_ps(minimum_sum(s, a[t])),
                                      p);
@@ -238,7 +259,7 @@ struct Engine256 {
 
     // Adds a tile's products for a fixed number of tokens, whose totals stay in registers.
     template <int count>
-    static void add_tokens(const Tile &tile, const Record *a, __m512 *partial) {
+    static void add_tokens(const Tile &tile, const Record *a, const __m512 *before, __m512 *partial) {
         Ints totals[count];
 #pragma GCC unroll 8
         for (int t = 0; t < count; ++t) totals[t] = _mm512_setzero_si512();
@@ -248,14 +269,15 @@ struct Engine256 {
             for (int i = 0; i < 8; ++i) w[i] = tile.w[j][i];
             add_scaled<count, true>(w, tile.s, j, a, totals);
         }
-        finish(tile.s, a, count, totals, partial);
+        finish(tile.s, a, count, totals, before, partial);
     }
 
     static void add(const Tile &tile, int, int64_t block, const Record *a, int count, Partials &sums) {
-        __m512 *partial = sums.p[block % 8];
+        const __m512 *from = before(block, sums);
         for_tokens(
-            count, [&]<int n>(int t)
-                       __attribute__((always_inline)) { add_tokens<n>(tile, a + t, partial + t); });
+            count, [&]<int n>(int t) __attribute__((always_inline)) {
+                add_tokens<n>(tile, a + t, from + t, sums.p[block % 8] + t);
+            });
     }
 
     template <int count>
@@ -269,7 +291,7 @@ struct Engine256 {
                     prefetch_share<Engine256>(rows, j, next);
                 });
             s.d = Format::factors(rows);
-            return finish(s, a, count, sums_of_rows, sums.p[block % 8]);
+            return finish(s, a, count, sums_of_rows, before(block, sums), sums.p[block % 8]);
         }
         Format::scales(rows, s);
         Ints totals[count];
@@ -280,7 +302,7 @@ struct Engine256 {
                 prefetch_share<Engine256>(rows, j, next);
                 add_scaled<count, false>(w, s, j, a, totals);
             });
-        finish(s, a, count, totals, sums.p[block % 8]);
+        finish(s, a, count, totals, before(block, sums), sums.p[block % 8]);
     }
 
     static constexpr int kRowTokens = kTokensByRows<Format>;
