@@ -371,6 +371,8 @@ asan_long := $(asan_long),cuda block attention: random*,hybrid demo: after roll-
 asan_long := $(asan_long),processes: samples*,processes: greedy*,quantize: measuring around*,quantize: perplexity --kl-base*
 asan_long := $(asan_long),quantize: a target gives*,recurrent: on the CPU?*,next token: top-k*,next token: with grammars*
 asan_long := $(asan_long),qwen4exp: batches*,deepseek4: batches*,assistant draft: drafts are the same*,cache kinds: in every type*,sparse attention: a branch*
+asan_long := $(asan_long),tool grammar: parameters without*,doctor: the steps of a longer*,demo model: fewer bits*,draft length: at a*
+asan_long := $(asan_long),block draft: drafts made together*,eagle3: on one and several*
 asan_long := $(asan_long),sparse attention: up to top_k*,cuda backend: logits depend*,gptq: a smaller*,gptq: rounds*
 asan asan-sample: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \
