@@ -326,10 +326,13 @@ TEST_CASE("cpu backend: a partition with only the logits computes the requested 
 
 TEST_CASE("cpu backend: experts: chunks, threads and instruction sets change no bit") {
     std::vector<TinyShape> all = mixtures();
-    for (gguf::Type type : {gguf::Type::Q4_K, gguf::Type::MXFP4})
+    for (auto [type, hidden] : {std::pair{gguf::Type::Q4_K, 256},
+                                {gguf::Type::MXFP4, 256},
+                                {gguf::Type::Q4_K, 512},
+                                {gguf::Type::MXFP4, 320}})
         all.push_back({.layers = 1,
                        .width = 256,
-                       .feed_forward = 256,
+                       .feed_forward = hidden,
                        .head_dim_k = 64,
                        .head_dim_v = 64,
                        .type = type,
