@@ -240,7 +240,7 @@ struct Engine256 {
 
 }  // namespace
 
-const LinearKernels kLinearAvx2{"avx2", pack, multiply<Engine32, Engine256>, scratch_bytes<Engine256>,
-                                dequantize};
+const LinearKernels kLinearAvx2{"avx2", pack<Pack256>, multiply<Engine32, Engine256>,
+                                scratch_bytes<Engine256>, dequantize};
 
 }  // namespace runnel::kernels::cpu

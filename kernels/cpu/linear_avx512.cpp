@@ -18,6 +18,7 @@
 #include "kernels/cpu/linear_driver.h"
 #include "kernels/cpu/linear_grid_rows.h"
 #include "kernels/cpu/linear_isa.h"
+#include "kernels/cpu/linear_pack_avx512.h"
 #include "kernels/cpu/linear_packed.h"
 #include "kernels/cpu/linear_row256.h"
 #include "kernels/cpu/linear_row32.h"
@@ -318,7 +319,7 @@ struct Engine256 {
 
 }  // namespace
 
-const LinearKernels kLinearAvx512{"avx512", pack, multiply<Engine32, Engine256>, scratch_bytes<Engine256>,
-                                  dequantize};
+const LinearKernels kLinearAvx512{"avx512", pack<Pack512>, multiply<Engine32, Engine256>,
+                                  scratch_bytes<Engine256>, dequantize};
 
 }  // namespace runnel::kernels::cpu

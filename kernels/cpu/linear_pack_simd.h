@@ -1,5 +1,5 @@
-// Packing of activations with 256-bit vectors: the arithmetic of linear_scalar.cpp, eight values at a time.
-// Included by the files of the instruction sets that have AVX2; linear_isa.h explains the anonymous namespace.
+// Packing of activations with 256-bit vectors: the arithmetic of linear_scalar.cpp, eight values at a time. (linear_pack_avx512.h
+// does whole records with 512 bits.) linear_isa.h explains the anonymous namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -22,6 +22,12 @@ inline uint32_t max_lane(__m256i v) {
     m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
     m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
     return static_cast<uint32_t>(_mm_cvtsi128_si32(m));
+}
+
+// The largest magnitude_bits() of 32 values, in the eight lanes.
+inline __m256i largest_bits(const float *x) {
+    const auto eight = [x](int i) { return magnitude_bits(_mm256_loadu_ps(x + 8 * i)); };
+    return _mm256_max_epi32(_mm256_max_epi32(eight(0), eight(1)), _mm256_max_epi32(eight(2), eight(3)));
 }
 
 struct GroupScale {
@@ -101,69 +107,69 @@ inline HalfSums half_sums(const int8_t *q) {
             _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1))};
 }
 
-inline void pack_record(const float *x, int64_t count, PackedF32 &record) {
-    for (int64_t i = 0; i < kRecordCols; ++i) record.x[i] = i < count ? x[i] : 0.0f;
-}
-
-inline void pack_record(const float *x, int64_t count, PackedQ8x32 &record) {
-    if (count < kRecordCols) __builtin_memset(&record, 0, sizeof record);
-    for (int g = 0; g < count / 32; ++g) {
-        const float *v = x + 32 * g;
-        int8_t *q = record.q + 32 * g;
-        const __m256i low =
-            _mm256_max_epi32(magnitude_bits(_mm256_loadu_ps(v)), magnitude_bits(_mm256_loadu_ps(v + 8)));
-        const __m256i high = _mm256_max_epi32(magnitude_bits(_mm256_loadu_ps(v + 16)),
-                                              magnitude_bits(_mm256_loadu_ps(v + 24)));
-        const GroupScale s = group_scale(v, 32, max_lane(_mm256_max_epi32(low, high)));
-        quantize32(v, s.inverse, q);
-        const HalfSums sums = half_sums(q);
-        const int32_t sum = sums.low + sums.high;
-        record.scale[g] = s.scale;
-        record.start[g] = -128 * sum;
-        record.half[g] = -128 * sums.low;
-        record.scaled_sum[g] = s.scale * static_cast<float>(sum);
+struct Pack256 {
+    // x: `count` values. The rest of the record is zeros.
+    static void record(const float *x, int64_t count, PackedF32 &record) {
+        for (int64_t i = 0; i < kRecordCols; ++i) record.x[i] = i < count ? x[i] : 0.0f;
     }
-}
 
-inline void pack_record(const float *x, int64_t, PackedQ8x256 &record) {
-    __m256i amax = _mm256_setzero_si256();
-    for (int i = 0; i < kRecordCols; i += 8)
-        amax = _mm256_max_epi32(amax, magnitude_bits(_mm256_loadu_ps(x + i)));
-    const GroupScale s = group_scale(x, kRecordCols, max_lane(amax));
-    for (int g = 0; g < 8; ++g) {
-        quantize32(x + 32 * g, s.inverse, record.q + 32 * g);
-        const HalfSums sums = half_sums(record.q + 32 * g);
-        record.start16[start16_index(2 * g)] = -128 * sums.low;
-        record.start16[start16_index(2 * g + 1)] = -128 * sums.high;
-        record.start32[g] = -128 * (sums.low + sums.high);
-        record.sum16[2 * g] = static_cast<int16_t>(sums.low);
-        record.sum16[2 * g + 1] = static_cast<int16_t>(sums.high);
-        record.sum32[g] = static_cast<int16_t>(sums.low + sums.high);
+    static void record(const float *x, int64_t count, PackedQ8x32 &record) {
+        if (count < kRecordCols) __builtin_memset(&record, 0, sizeof record);
+        for (int g = 0; g < count / 32; ++g) {
+            const float *v = x + 32 * g;
+            int8_t *q = record.q + 32 * g;
+            const GroupScale s = group_scale(v, 32, max_lane(largest_bits(v)));
+            quantize32(v, s.inverse, q);
+            const HalfSums sums = half_sums(q);
+            const int32_t sum = sums.low + sums.high;
+            record.scale[g] = s.scale;
+            record.start[g] = -128 * sum;
+            record.half[g] = -128 * sums.low;
+            record.scaled_sum[g] = s.scale * static_cast<float>(sum);
+        }
     }
-    record.scale = s.scale;
-    __builtin_memset(record.padding, 0, sizeof record.padding);
-}
 
-template <typename Record>
+    static void record(const float *x, int64_t, PackedQ8x256 &record) {
+        __m256i largest = _mm256_setzero_si256();
+        for (int g = 0; g < 8; ++g) largest = _mm256_max_epi32(largest, largest_bits(x + 32 * g));
+        const GroupScale s = group_scale(x, kRecordCols, max_lane(largest));
+        for (int g = 0; g < 8; ++g) {
+            quantize32(x + 32 * g, s.inverse, record.q + 32 * g);
+            const HalfSums sums = half_sums(record.q + 32 * g);
+            record.start16[start16_index(2 * g)] = -128 * sums.low;
+            record.start16[start16_index(2 * g + 1)] = -128 * sums.high;
+            record.start32[g] = -128 * (sums.low + sums.high);
+            record.sum16[2 * g] = static_cast<int16_t>(sums.low);
+            record.sum16[2 * g + 1] = static_cast<int16_t>(sums.high);
+            record.sum32[g] = static_cast<int16_t>(sums.low + sums.high);
+        }
+        record.scale = s.scale;
+        __builtin_memset(record.padding, 0, sizeof record.padding);
+    }
+};
+
+template <typename Pack, typename Record>
 void pack_as(const float *x, int64_t x_stride, int64_t cols, int32_t tokens, int32_t t0, int32_t t1,
              int64_t col0, int64_t col1, void *packed) {
     Record *records = static_cast<Record *>(packed);
     for (int64_t t = t0; t < t1; ++t)
         for (int64_t col = col0; col < col1; col += kRecordCols) {
             const int64_t count = cols - col < kRecordCols ? cols - col : kRecordCols;
-            pack_record(x + t * x_stride + col, count, records[col / kRecordCols * tokens + t]);
+            Pack::record(x + t * x_stride + col, count, records[col / kRecordCols * tokens + t]);
         }
 }
 
-inline void pack(ActFormat format, const float *x, int64_t x_stride, int64_t cols, int32_t tokens, int32_t t0,
-                 int32_t t1, int64_t col0, int64_t col1, void *packed) {
+// LinearKernels::pack.
+template <typename Pack>
+void pack(ActFormat format, const float *x, int64_t x_stride, int64_t cols, int32_t tokens, int32_t t0,
+          int32_t t1, int64_t col0, int64_t col1, void *packed) {
     switch (format) {
         case ActFormat::F32:
-            return pack_as<PackedF32>(x, x_stride, cols, tokens, t0, t1, col0, col1, packed);
+            return pack_as<Pack, PackedF32>(x, x_stride, cols, tokens, t0, t1, col0, col1, packed);
         case ActFormat::Q8x32:
-            return pack_as<PackedQ8x32>(x, x_stride, cols, tokens, t0, t1, col0, col1, packed);
+            return pack_as<Pack, PackedQ8x32>(x, x_stride, cols, tokens, t0, t1, col0, col1, packed);
         case ActFormat::Q8x256:
-            return pack_as<PackedQ8x256>(x, x_stride, cols, tokens, t0, t1, col0, col1, packed);
+            return pack_as<Pack, PackedQ8x256>(x, x_stride, cols, tokens, t0, t1, col0, col1, packed);
     }
 }
 
