@@ -205,6 +205,49 @@ TEST_CASE("linear: packing is the same everywhere, at once or in pieces") {
         }
 }
 
+TEST_CASE(
+    "linear: packing has the scalar code's bits for outliers, equal magnitudes, few levels and groups of "
+    "zeros") {
+    std::mt19937 random(kSeed + 9);
+    const int32_t tokens = 400;
+    const int64_t cols = 768;
+    std::vector<float> x(static_cast<size_t>(tokens * cols));
+    for (size_t i = 0; i < x.size(); ++i) {
+        float &v = x[i];
+        const float value = std::normal_distribution<float>()(random);
+        switch (i / 256 % 6) {
+            case 0:  // levels that several candidates hit alike
+                v = static_cast<float>(static_cast<int>(random() % 9) - 4);
+                break;
+            case 1:
+                v = value < 0 ? -1.5f : 1.5f;
+                break;
+            case 2:
+                v = random() % 64 == 0 ? 1000 * value : value;
+                break;
+            case 3:  // a group of zeros among others
+                v = i / 32 % 3 == 0 ? (value < 0 ? -0.0f : 0.0f) : value;
+                break;
+            case 4:  // around the smallest magnitude that is stored
+                v = value * 1e-30f;
+                break;
+            default:
+                v = value * std::exp2(static_cast<float>(static_cast<int>(random() % 60) - 30));
+        }
+    }
+    for (ActFormat format : {ActFormat::Q8x32, ActFormat::Q8x256}) {
+        const size_t bytes = packed_bytes(format, cols, tokens);
+        const Buffer expected = aligned_buffer(bytes), got = aligned_buffer(bytes);
+        linear_scalar().pack(format, x.data(), cols, cols, tokens, 0, tokens, 0, cols, expected.get());
+        for (const LinearKernels *kernels : all_kernels()) {
+            CAPTURE(kernels->name);
+            CAPTURE(int(format));
+            kernels->pack(format, x.data(), cols, cols, tokens, 0, tokens, 0, cols, got.get());
+            CHECK(std::memcmp(expected.get(), got.get(), bytes) == 0);
+        }
+    }
+}
+
 TEST_CASE("linear: every path is bit-equal to the scalar code") {
     std::mt19937 random(kSeed + 3);
     const int32_t most = 65;
