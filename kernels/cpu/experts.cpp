@@ -248,8 +248,8 @@ void ExpertRunner::multiply_in(const Experts &step, int thread, int32_t tokens) 
     });
 }
 
-// Whether In applies the activation to a unit's products, while they are in the cache, instead of Activate. Units are larger
-// then (h is packed in blocks), so there must be enough of them.
+// Whether In applies the activation to a unit's products, while they are in the cache, instead of Activate. A unit is then a
+// block of kPrepareBlock columns, as h is packed, so there must be enough units for all threads.
 bool ExpertRunner::activates_at_once(const Experts &step, int32_t tokens) const noexcept {
     if (tokens <= kDecodeTokens || step.up == kNoWeight || step.down == kNoWeight) return false;
     const int64_t blocks = units_of(expert_width(*s_.program, step), kPrepareBlock);

@@ -67,8 +67,8 @@ class ExpertRunner {
         int64_t row, out;
     };
 
-    // Gate and up products of rows of one expert for the hidden columns that an activation is applied to: those of the first row,
-    // and what is from there to the next row's and to its up products.
+    // Where the products of some rows and hidden columns are: the first row's gate products, those of the next row `stride` floats
+    // after them, a row's up products `up` floats after its gate products.
     struct Hidden {
         float *gate;
         int64_t stride, up;

@@ -6,9 +6,9 @@
 // vector. With few tokens a group is unpacked into registers and used at once. With many, all groups of the 16
 // rows are first unpacked into `scratch` (L2) and reused for blocks of 16 tokens, whose partial sums stay in L1.
 //
-// The peak is one vpdpbusd per cycle (Zen 4) or two (Xeons), of 64 multiply-adds each. Each group of a token also costs a
-// conversion, a product and an fma on the same pipes, so 8 of 11 slots are vpdpbusd; in K formats a multiply by the integer scale,
-// which takes two slots, and an addition, and each block a few instructions more.
+// The peak is one vpdpbusd per cycle (Zen 4) or two (Xeons), of 64 multiply-adds each. A group of a token also costs a product and
+// an fma on the same pipes, on Xeons a conversion too: 8 of 10 or of 11 slots are vpdpbusd. In K formats it costs a multiply by
+// the integer scale, which takes two slots of Xeons, and an addition there (8 of 9 or of 11), and a block a few instructions more.
 
 // GCC 12's AVX-512 headers start results from undefined registers and trigger this warning when inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -232,7 +232,7 @@ struct Engine256 {
     static int64_t sums_begun(int64_t cols) {
         return cols < 8 * 256 ? cols / 256 : 8;
     }
-    [[gnu::always_inline]] static const __m512 *before(int64_t block, const Partials &sums) {
+    [[gnu::always_inline]] static const __m512 *sums_before(int64_t block, const Partials &sums) {
         return block < 8 ? zero_sums() : sums.p[block % 8];
     }
 
@@ -274,7 +274,7 @@ struct Engine256 {
     }
 
     static void add(const Tile &tile, int, int64_t block, const Record *a, int count, Partials &sums) {
-        const __m512 *from = before(block, sums);
+        const __m512 *from = sums_before(block, sums);
         for_tokens(
             count, [&]<int n>(int t) __attribute__((always_inline)) {
                 add_tokens<n>(tile, a + t, from + t, sums.p[block % 8] + t);
@@ -292,7 +292,7 @@ struct Engine256 {
                     prefetch_share<Engine256>(rows, j, next);
                 });
             s.d = Format::factors(rows);
-            return finish(s, a, count, sums_of_rows, before(block, sums), sums.p[block % 8]);
+            return finish(s, a, count, sums_of_rows, sums_before(block, sums), sums.p[block % 8]);
         }
         Format::scales(rows, s);
         Ints totals[count];
@@ -303,7 +303,7 @@ struct Engine256 {
                 prefetch_share<Engine256>(rows, j, next);
                 add_scaled<count, false>(w, s, j, a, totals);
             });
-        finish(s, a, count, totals, before(block, sums), sums.p[block % 8]);
+        finish(s, a, count, totals, sums_before(block, sums), sums.p[block % 8]);
     }
 
     static constexpr int kRowTokens = kTokensByRows<Format>;

@@ -78,7 +78,8 @@ template <typename Vector>
     for (int i = 0; i < count; ++i) vectors[i] = zero;
 }
 
-// Those that a row's first blocks do not write (Engine::sums_begun()): an engine without this function adds to all of them.
+// Sets the partial sums to zero that a row's first blocks do not write: those from Engine::sums_begun() on. An engine without this
+// function adds to all of them.
 template <typename Engine>
 [[gnu::always_inline]] inline void clear(Partials &sums, int count, int64_t cols) {
     int64_t begun = 0;

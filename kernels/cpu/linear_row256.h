@@ -338,7 +338,7 @@ template <typename Format, int count>
                 const BlocksOfRow<Format> from{row + b * Format::kBlockBytes, kRowBlocks};
                 add_blocks<Format, count>(from, b, inputs, partial[r], ahead);
             }
-            // Lane r * each + i of `shared` becomes lane i.
+            // Lane i becomes lane r * each + i of `shared`.
 #pragma GCC unroll 2
             for (int t = 0; t < count; ++t)
                 shared[t] = _mm256_mask_permutexvar_ps(shared[t], static_cast<__mmask8>(first << r * each),

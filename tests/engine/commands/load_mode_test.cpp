@@ -27,7 +27,7 @@ std::vector<std::string> story(std::vector<std::string> more) {
     return arguments;
 }
 
-// True without notes, and with the note about locks: the user who runs the tests may not be allowed to lock memory.
+// Whether the notes are empty or say only that the weights are not locked: the tests may run without the right to lock memory.
 bool only_of_locks(const std::string &notes) {
     return notes.empty() || (notes.starts_with("runnel: the weights are not locked in memory: ") &&
                              std::ranges::count(notes, '\n') == 1);
