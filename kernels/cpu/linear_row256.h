@@ -7,6 +7,7 @@
 // by the integer scales, and what a block leaves in sixteen lanes is added across once.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/cpu/linear_packed.h"
@@ -315,7 +316,7 @@ template <typename Format, int count>
         });
 }
 
-// `together` rows at once, of whose blocks `each` are left after a multiple of kRowBlocks.
+// `together` rows at once, of whose blocks `each` are left after a multiple of kRowBlocks that is not 0.
 template <typename Format, int count>
 [[gnu::noinline]] void multiply_row_groups(const RowRange &rows, const Task &task, int together, int each,
                                            const RowInput<Format> (&inputs)[count]) {
@@ -357,6 +358,39 @@ template <typename Format, int count>
     }
 }
 
+// Rows of `each` blocks, one to four. As many rows as fit are up to eight blocks in the order of addresses, since rows follow
+// each other without gaps.
+template <typename Format, int count, int each>
+[[gnu::noinline]] void multiply_short_rows(const RowRange &rows, const Task &task,
+                                           const RowInput<Format> (&inputs)[count]) {
+    constexpr int kTogether = kRowBlocks / each;
+    // Three sums of each row, to the lanes from 4 r on.
+    const __m256i apart = _mm256_setr_epi32(0, 1, 2, 0, 3, 4, 5, 0);
+    // Where the rows' results are.
+    const __m256i results = each > 2    ? _mm256_setr_epi32(0, 4, 0, 0, 0, 0, 0, 0)
+                            : each == 2 ? _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0)
+                                        : _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    for (int64_t begin = 0; begin < rows.count; begin += kTogether) {
+        const int n = static_cast<int>(std::min<int64_t>(rows.count - begin, kTogether));
+        const std::byte *row = rows[begin];
+        __m256 partial[count];
+#pragma GCC unroll 2
+        for (int t = 0; t < count; ++t) partial[t] = _mm256_setzero_ps();
+        add_blocks<Format, count>(BlocksOfRow<Format>{row, n * each}, 0, inputs, partial,
+                                  ahead_of(rows, row));
+#pragma GCC unroll 2
+        for (int t = 0; t < count; ++t) {
+            // folded(), with zeros for the partial sums of blocks that are not there.
+            __m256 y = _mm256_add_ps(partial[t], _mm256_setzero_ps());
+            if constexpr (each == 3) y = _mm256_maskz_permutexvar_ps(0x77, apart, y);
+            if constexpr (each > 2) y = _mm256_add_ps(y, _mm256_permute_ps(y, 0x4e));
+            if constexpr (each > 1) y = _mm256_add_ps(y, _mm256_permute_ps(y, 0xb1));
+            _mm256_mask_storeu_ps(task.out + t * task.out_stride + begin, static_cast<__mmask8>((1 << n) - 1),
+                                  _mm256_permutexvar_ps(results, y));
+        }
+    }
+}
+
 // y = W x for all tokens of the task.
 template <typename Format, int count>
 inline void multiply_rows256(const RowRange &rows, const Task &task) {
@@ -366,6 +400,10 @@ inline void multiply_rows256(const RowRange &rows, const Task &task) {
     for (int t = 0; t < count; ++t)
         inputs[t] = {static_cast<const PackedQ8x256 *>(task.packed) + t, count, blocks, memory};
     const int each = static_cast<int>(blocks % kRowBlocks), together = each > 0 ? kRowBlocks / each : 1;
+    if (blocks == 1) return multiply_short_rows<Format, count, 1>(rows, task, inputs);
+    if (blocks == 2) return multiply_short_rows<Format, count, 2>(rows, task, inputs);
+    if (blocks == 3) return multiply_short_rows<Format, count, 3>(rows, task, inputs);
+    if (blocks == 4) return multiply_short_rows<Format, count, 4>(rows, task, inputs);
     if (together > 1)
         multiply_row_groups<Format, count>(rows, task, together, each, inputs);
     else
