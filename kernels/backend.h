@@ -195,6 +195,8 @@ class Backend {
     // Copies the first `tokens` rows of a slot from the device memory of `writer`, whose part that wrote them has
     // been executed. Precondition: can_copy_from(writer).
     virtual void copy_slot(Slot slot, const Backend &writer, int32_t tokens);
+    // Waits until copy_slot() has copied, so that the writer may write the slot again. (execute() waits for that, too.)
+    virtual void wait_for_copies() {}
 
     // The device's end of gathers between device memories (device_gathers.h). Null: it has none.
     virtual DeviceGathers *gathers() { return nullptr; }

@@ -8,8 +8,12 @@
 #include <type_traits>
 #include <utility>
 
+#include "gguf/base/trace.h"
+#include "kernels/microbatches.h"
 #include "kernels/partition.h"
+#include "kernels/rank_threads.h"
 #include "kernels/split_program.h"
+#include "kernels/stage_order.h"
 
 namespace runnel::kernels {
 namespace {
@@ -41,8 +45,11 @@ std::string cached_layers(const Program &partition) {
 class SplitBackend final : public Backend {
   public:
     SplitBackend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign,
-                 std::vector<std::string> names)
-        : devices_(std::move(devices)), assign_(std::move(assign)), names_(std::move(names)) {
+                 std::vector<std::string> names, int32_t pipelined_tokens)
+        : devices_(std::move(devices)),
+          assign_(std::move(assign)),
+          names_(std::move(names)),
+          pipelined_tokens_(pipelined_tokens) {
         assert(names_.empty() || names_.size() == devices_.size());
     }
 
@@ -63,6 +70,7 @@ class SplitBackend final : public Backend {
             on_device(d, [&] { devices_[d]->load(partition, cache, max_tokens); });
             if (partition.gives_logits()) logits_device_ = d;
         }
+        plan_pipeline();
     }
     int64_t launches() const override {
         int64_t all = 0;
@@ -74,6 +82,13 @@ class SplitBackend final : public Backend {
     }
 
     bool execute(const Batch &batch, std::span<float> logits) override {
+        if (const Microbatches parts = microbatches(batch); parts.size() > 1)
+            return run_pipelined(parts, [&](size_t device, size_t i) {
+                const size_t row = batch.logit_rows.empty() ? 0 : logits.size() / batch.logit_rows.size();
+                const size_t first = parts.rows_before(i) * row, size = parts[i].logit_rows.size() * row;
+                return devices_[device]->execute(
+                    parts[i], device == logits_device_ ? logits.subspan(first, size) : std::span<float>());
+            });
         return run(batch, [&](size_t device, const Batch &part) {
             return devices_[device]->execute(part, device == logits_device_ ? logits : std::span<float>());
         });
@@ -83,6 +98,13 @@ class SplitBackend final : public Backend {
     }
     bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                  std::span<ExpSum> sums) override {
+        // (read_logits() has rows of the last part only.)
+        if (const Microbatches parts = microbatches(batch); parts.size() > 1 && parts.rows_in_last_only())
+            return run_pipelined(parts, [&](size_t device, size_t i) {
+                const bool selects = device == logits_device_ && i + 1 == parts.size();
+                return selects ? devices_[device]->execute(parts[i], count, candidates, sums)
+                               : devices_[device]->execute(parts[i], {});
+            });
         return run(batch, [&](size_t device, const Batch &part) {
             return device == logits_device_ ? devices_[device]->execute(part, count, candidates, sums)
                                             : devices_[device]->execute(part, {});
@@ -111,6 +133,10 @@ class SplitBackend final : public Backend {
             if (own > 0) devices_[d]->write_block(group, block, bytes.first(own));
             bytes = bytes.subspan(own);
         }
+    }
+
+    std::shared_ptr<const CachePools> cache_pools() const override {
+        return devices_.size() == 1 ? devices_.front()->cache_pools() : nullptr;
     }
 
     void read_state(StateId slot, std::span<std::byte> bytes) override {
@@ -168,6 +194,53 @@ class SplitBackend final : public Backend {
                 std::erase_if(part.out, [&](Slot slot) { return !through_host.contains({d, slot}); });
     }
 
+    // Devices can work at the same time if each has one stage, and no slot crosses the border of the program, where its rows
+    // would be those of a part.
+    void plan_pipeline() {
+        stage_of_.assign(devices_.size(), std::nullopt);
+        pipelines_ = split_.outside.empty() && split_.part_ends.size() == 1 && split_.stages.size() > 1;
+        for (size_t s = 0; s < split_.stages.size(); ++s) {
+            std::optional<size_t> &stage = stage_of_[split_.stages[s].device];
+            pipelines_ = pipelines_ && !stage;
+            stage = s;
+        }
+        if (pipelines_ && !threads_) threads_.emplace(devices_.size());
+    }
+    // (The steps of devices on other threads would be missing in a profile.)
+    Microbatches microbatches(const Batch &batch) const {
+        const bool profiled = base::Trace::current() != nullptr && base::Trace::current()->has_steps();
+        return {batch,
+                pipelines_ && !profiled ? pipelined_tokens_ : static_cast<int32_t>(batch.tokens.size())};
+    }
+
+    // Runs the stages of all parts, each device on a thread of its own; run_part(device, i) returns false when the batch was
+    // cancelled.
+    template <typename F>
+    bool run_pipelined(const Microbatches &parts, F &&run_part) {
+        std::vector<std::vector<size_t>> writers(split_.stages.size());
+        for (size_t s = 0; s < writers.size(); ++s)
+            for (const Handover &handover : handovers_[s])
+                if (const size_t writer = stage_of_[handover.writer].value();
+                    std::ranges::count(writers[s], writer) == 0)
+                    writers[s].push_back(writer);
+        StageOrder order(std::move(writers));
+        threads_->run([&](size_t device) {
+            const std::optional<size_t> stage = stage_of_[device];
+            if (!stage) return;
+            order.run(
+                *stage, parts.size(),
+                [&](size_t i) {
+                    on_device(device, [&] {
+                        for (const Handover &handover : handovers_[*stage])
+                            hand_over(handover, device, parts[i].tokens.size());
+                        devices_[device]->wait_for_copies();
+                    });
+                },
+                [&](size_t i) { return on_device(device, [&] { return run_part(device, i); }); });
+        });
+        return order.finished();
+    }
+
     // Runs the stages of a batch's part in order; run_part(device, part) returns false when the batch was cancelled.
     template <typename F>
     bool run(const Batch &batch, F &&run_part) {
@@ -222,13 +295,18 @@ class SplitBackend final : public Backend {
     std::vector<std::vector<Handover>> handovers_;  // by stage
     CacheConfig cache_;
     std::optional<size_t> logits_device_;
+    const int32_t pipelined_tokens_;
+    bool pipelines_ = false;
+    std::vector<std::optional<size_t>> stage_of_;  // by device
+    std::optional<RankThreads> threads_;
 };
 
 }  // namespace
 
 std::unique_ptr<Backend> make_split_backend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign,
-                                            std::vector<std::string> names) {
-    return std::make_unique<SplitBackend>(std::move(devices), std::move(assign), std::move(names));
+                                            std::vector<std::string> names, int32_t pipelined_tokens) {
+    return std::make_unique<SplitBackend>(std::move(devices), std::move(assign), std::move(names),
+                                          pipelined_tokens);
 }
 
 }  // namespace runnel::kernels

@@ -95,6 +95,10 @@ class CudaBackend final : public Backend {
         stream_.copy_from_device(slot(id), device_, gpu.slot(id), gpu.device_,
                                  static_cast<size_t>(stride(id) * tokens) * sizeof(float));
     }
+    void wait_for_copies() override {
+        use_device(device_);
+        stream_.wait();
+    }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         use_device(device_);
         cache_.copy(stream_, group, copies);

@@ -36,14 +36,19 @@ TEST_CASE("layer split: every family on two to eight CPU backends gives the bits
         CAPTURE(devices);
         std::vector<std::unique_ptr<Backend>> backends;
         for (uint32_t i = 0; i < devices; ++i) backends.push_back(cpu::make_cpu_backend(1 + i % 2));
-        const auto split = make_split_backend(std::move(backends), [&](const Program &program) {
-            const model::Layers layers = model::layers_of(program);
-            std::vector<uint8_t> device;
-            for (const int32_t layer : layers.of_step)
-                device.push_back(static_cast<uint8_t>(static_cast<uint32_t>(std::max(layer, 0)) * devices /
-                                                      (static_cast<uint32_t>(layers.count) + 1)));
-            return device;
-        });
+        constexpr int32_t kPipelinedTokens = 4;  // batches are cut, so that the devices work at the same time
+        const auto split = make_split_backend(
+            std::move(backends),
+            [&](const Program &program) {
+                const model::Layers layers = model::layers_of(program);
+                std::vector<uint8_t> device;
+                for (const int32_t layer : layers.of_step)
+                    device.push_back(
+                        static_cast<uint8_t>(static_cast<uint32_t>(std::max(layer, 0)) * devices /
+                                             (static_cast<uint32_t>(layers.count) + 1)));
+                return device;
+            },
+            {}, kPipelinedTokens);
         split->load(model.program, cache, texts.max_tokens());
         tests::check_same(texts.run(*split, &random), expected);
     }
