@@ -67,7 +67,10 @@ class Splitter {
         split_.part_ends.push_back(split_.stages.size());
         for (const Slot slot : out) {
             const auto writer = states_[static_cast<size_t>(slot)].writer;
-            assert(writer);
+            if (!writer) {  // it stays as it was given, on the device that reads it
+                assert(split_.outside.contains(slot));
+                continue;
+            }
             const SplitProgram::Stage &from = split_.stages[*writer];
             insert_once(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
             split_.outside[slot] = from.device;

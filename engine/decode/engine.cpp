@@ -48,10 +48,9 @@ std::string split_option(Split split) {
     return split == Split::Tensor ? "--split tensor" : "--split context";
 }
 
-// Whether programs of a head share a cache: an assistant reads that of the model, the two programs of a DFlash drafter have
-// one of their own.
-bool shares_a_cache(model::HeadKind kind) {
-    return kind != model::HeadKind::Eagle3;
+// Whether a head reads the model's own cache.
+bool reads_model_cache(model::HeadKind kind) {
+    return kind == model::HeadKind::Assistant;
 }
 
 // True if every layer has a window: a sequence may then be of any length.
@@ -116,7 +115,7 @@ void Engine::open_head(const EngineOptions &options) {
     if (options.cache.window > 0)
         no_draft_block_ = draft_block_cannot("does not work with --window");
     else if (const auto kind = model::head_kind(*head_file_);
-             kind && shares_a_cache(*kind) && runs_all_layers(options.device.split))
+             kind && reads_model_cache(*kind) && runs_all_layers(options.device.split))
         no_draft_block_ = draft_block_cannot("needs the whole model on one device: leave out " +
                                              split_option(options.device.split));
     else if (!whole_group(model_.program))
@@ -128,7 +127,7 @@ void Engine::open_head(const EngineOptions &options) {
 }
 
 bool Engine::needs_one_device() const {
-    return head_ && shares_a_cache(head_->kind);
+    return head_ && reads_model_cache(head_->kind);
 }
 
 HiddenStates::Pairs Engine::pairs() const {

@@ -10,6 +10,7 @@
 
 #include "tests/support/assistant_pair.h"
 #include "tests/support/data.h"
+#include "tests/support/dflash_pair.h"
 #include "tests/support/draft_model.h"
 #include "tests/support/eagle_pair.h"
 #include "tests/support/mpirun.h"
@@ -123,20 +124,25 @@ TEST_CASE("processes: samples, drafts and quantized caches give the same text, t
     }
 }
 
-TEST_CASE("processes: drafts of the file's own block or an EAGLE-3 head give the text of one process") {
+TEST_CASE(
+    "processes: drafts of the file's own block, an EAGLE-3 head or a DFlash drafter give the text of one "
+    "process") {
     if (!has_mpi()) return;
     const DraftModel attention("glm4moe"), hybrid("qwen35");
     (void)attention.write();
     (void)hybrid.write();
     EaglePair pair = EaglePair::ruled(kEagleVocab);
     (void)pair.file();
+    DFlashPair drafter({.block = 4});
+    (void)drafter.file();
     struct Case {
         std::string model, drafts;
         const char *source;
     };
     for (const Case &c : {Case{attention.path(), " --mtp on", "mtp"}, Case{hybrid.path(), " --mtp on", "mtp"},
                           Case{hybrid.path(), " --mtp auto", "mtp"},
-                          Case{pair.target_path(), " -md " + pair.head_path().string(), "eagle3"}})
+                          Case{pair.target_path(), " -md " + pair.head_path().string(), "eagle3"},
+                          Case{drafter.target_path(), " -md " + drafter.path().string(), "dflash"}})
         for (const std::string how : {" --temp 0", " --temp 0.9 --samples 3"}) {
             CAPTURE(c.drafts);
             CAPTURE(how);

@@ -26,6 +26,7 @@
 #include "kernels/tensor_backend.h"
 #include "tests/simt/nccl.h"
 #include "tests/simt/simt.h"
+#include "tests/support/dflash_pair.h"
 #include "tests/support/draft_model.h"
 #include "tests/support/draft_rig.h"
 #include "tests/support/eagle_pair.h"
@@ -338,6 +339,8 @@ TEST_CASE(
     (void)hybrid.write();
     EaglePair pair = EaglePair::ruled(kEagleVocab);
     (void)pair.file();
+    DFlashPair drafter({.block = 4});
+    (void)drafter.file();
     struct Case {
         std::filesystem::path model, head;
         bool nccl;
@@ -346,7 +349,9 @@ TEST_CASE(
     const DeviceRequest rows{"cuda", {{}, {}, {1, 2, 1}}, Split::Tensor}, cells{"cuda", {}, Split::Context},
         two{"cuda:0,cuda:1", {}, Split::Tensor};
     for (const Case &c : {Case{attention.path(), {}, false, cells}, Case{hybrid.path(), {}, true, rows},
-                          Case{pair.target_path(), pair.head_path(), false, two}}) {
+                          Case{pair.target_path(), pair.head_path(), false, two},
+                          Case{drafter.target_path(), drafter.path(), true, rows},
+                          Case{drafter.target_path(), drafter.path(), false, cells}}) {
         CAPTURE(c.model.string());
         const SplitAnswers alone = answers_on_gpus(c.model, c.head, {"cuda:0"});
         std::optional<simt::WithNccl> nccl;
