@@ -82,13 +82,15 @@ class SplitBackend final : public Backend {
     }
 
     bool execute(const Batch &batch, std::span<float> logits) override {
-        if (const Microbatches parts = microbatches(batch); parts.size() > 1)
-            return run_pipelined(parts, [&](size_t device, size_t i) {
-                const size_t row = batch.logit_rows.empty() ? 0 : logits.size() / batch.logit_rows.size();
-                const size_t first = parts.rows_before(i) * row, size = parts[i].logit_rows.size() * row;
-                return devices_[device]->execute(
-                    parts[i], device == logits_device_ ? logits.subspan(first, size) : std::span<float>());
-            });
+        if (is_large(batch))
+            if (const Microbatches parts(batch, pipelined_tokens_); parts.size() > 1)
+                return run_pipelined(parts, [&](size_t device, size_t i) {
+                    const size_t row = batch.logit_rows.empty() ? 0 : logits.size() / batch.logit_rows.size();
+                    const size_t first = parts.rows_before(i) * row, size = parts[i].logit_rows.size() * row;
+                    return devices_[device]->execute(parts[i], device == logits_device_
+                                                                   ? logits.subspan(first, size)
+                                                                   : std::span<float>());
+                });
         return run(batch, [&](size_t device, const Batch &part) {
             return devices_[device]->execute(part, device == logits_device_ ? logits : std::span<float>());
         });
@@ -99,12 +101,14 @@ class SplitBackend final : public Backend {
     bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                  std::span<ExpSum> sums) override {
         // (read_logits() has rows of the last part only.)
-        if (const Microbatches parts = microbatches(batch); parts.size() > 1 && parts.rows_in_last_only())
-            return run_pipelined(parts, [&](size_t device, size_t i) {
-                const bool selects = device == logits_device_ && i + 1 == parts.size();
-                return selects ? devices_[device]->execute(parts[i], count, candidates, sums)
-                               : devices_[device]->execute(parts[i], {});
-            });
+        if (is_large(batch))
+            if (const Microbatches parts(batch, pipelined_tokens_);
+                parts.size() > 1 && parts.rows_in_last_only())
+                return run_pipelined(parts, [&](size_t device, size_t i) {
+                    const bool selects = device == logits_device_ && i + 1 == parts.size();
+                    return selects ? devices_[device]->execute(parts[i], count, candidates, sums)
+                                   : devices_[device]->execute(parts[i], {});
+                });
         return run(batch, [&](size_t device, const Batch &part) {
             return device == logits_device_ ? devices_[device]->execute(part, count, candidates, sums)
                                             : devices_[device]->execute(part, {});
@@ -206,11 +210,10 @@ class SplitBackend final : public Backend {
         }
         if (pipelines_ && !threads_) threads_.emplace(devices_.size());
     }
-    // (The steps of devices on other threads would be missing in a profile.)
-    Microbatches microbatches(const Batch &batch) const {
+    // Whether to cut the batch. (The steps of devices on other threads would be missing in a profile.)
+    bool is_large(const Batch &batch) const {
         const bool profiled = base::Trace::current() != nullptr && base::Trace::current()->has_steps();
-        return {batch,
-                pipelines_ && !profiled ? pipelined_tokens_ : static_cast<int32_t>(batch.tokens.size())};
+        return pipelines_ && !profiled && batch.tokens.size() >= 2 * static_cast<size_t>(pipelined_tokens_);
     }
 
     // Runs the stages of all parts, each device on a thread of its own; run_part(device, i) returns false when the batch was
