@@ -2,7 +2,7 @@
 // its own layers. Slots that another device needs are copied between the stages: from device to device if the two
 // can (Backend::can_copy_from), otherwise through host memory.
 //
-// One device works at a time, but for large batches: where each device has one stage, they are cut into parts of at least
+// One device works at a time, except in large batches: where each device has one stage, they are cut into parts of at least
 // kPipelinedTokens (microbatches.h), and a device computes a part while the next one computes the part before it. With N devices
 // that take equally long and M parts, the time is (M + N - 1) / (M N) of one device after the other.
 #pragma once

@@ -2,9 +2,9 @@
 // columns in a register, where other formats, and more tokens, have 16 rows side by side (linear_tile.h).
 //
 // Block b of a row belongs to the contract's partial sum b mod 8 (README.md), so eight blocks are the lanes of one vector of
-// float operations. What is left of a row, one to four blocks, shares a vector with that of the next rows, and so do rows of one
-// to four blocks alone, which experts often have. Sums of four columns fit 16 bits (at most 63 * 127 * 4), so vpdpwssd multiplies pairs of them
-// by the integer scales, and what a block leaves in sixteen lanes is added across once.
+// float operations. What is left of a row, one to four blocks, shares a vector with that of the next rows, and so do whole rows of
+// one to four blocks, which experts often have. Sums of four columns fit 16 bits (at most 63 * 127 * 4), so vpdpwssd multiplies pairs
+// of them by the integer scales, and what a block leaves in sixteen lanes is added across once.
 #pragma once
 
 #include <algorithm>

@@ -188,22 +188,22 @@ TEST_CASE(
         CHECK(answer_of(on) == answer_of(off));
         CHECK(json::parse(on.out).at("speculation").at("sources") == files.type);
         options.model.device = "auto", options.model.tensor_split = {1, 1};
-        const bool several = files.type == "dflash";
-        const auto runs = [&](const std::string &refusal) {
+        const bool runs_on_two = files.type == "dflash";
+        const auto check_on_two = [&](const std::string &refusal) {
             const Outcome on_two = run_here(options);
-            if (!several) {
+            if (!runs_on_two) {
                 CHECK(on_two.error.find("--draft-model: " + files.name + refusal) == 0);
                 return;
             }
             CHECK(answer_of(on_two) == answer_of(off));
             CHECK(json::parse(on_two.out).at("speculation").at("sources") == files.type);
         };
-        runs(" needs all layers on one device");
+        check_on_two(" needs all layers on one device");
         options.model.tensor_split = {};
         for (const auto &[split, option] : {std::pair(decode::Split::Tensor, "--split tensor"),
                                             {decode::Split::Context, "--split context"}}) {
             options.model.split = split;
-            runs(std::string(" needs the whole model on one device: leave out ") + option);
+            check_on_two(std::string(" needs the whole model on one device: leave out ") + option);
         }
     }
 }

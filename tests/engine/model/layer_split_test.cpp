@@ -36,7 +36,7 @@ TEST_CASE("layer split: every family on two to eight CPU backends gives the bits
         CAPTURE(devices);
         std::vector<std::unique_ptr<Backend>> backends;
         for (uint32_t i = 0; i < devices; ++i) backends.push_back(cpu::make_cpu_backend(1 + i % 2));
-        constexpr int32_t kPipelinedTokens = 4;  // batches are cut, so that the devices work at the same time
+        constexpr int32_t kPartTokens = 4;  // batches are cut, so that the devices work at the same time
         const auto split = make_split_backend(
             std::move(backends),
             [&](const Program &program) {
@@ -48,7 +48,7 @@ TEST_CASE("layer split: every family on two to eight CPU backends gives the bits
                                              (static_cast<uint32_t>(layers.count) + 1)));
                 return device;
             },
-            {}, kPipelinedTokens);
+            {}, kPartTokens);
         split->load(model.program, cache, texts.max_tokens());
         tests::check_same(texts.run(*split, &random), expected);
     }
