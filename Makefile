@@ -211,14 +211,27 @@ $(unit_headers).gch $(seldom_headers).gch $(case_headers).gch: Makefile | setup
 $(units) $(cuda_unit): $(BUILD)/units/%.o: $$(call unit_files,$$*) Makefile $$(call headers_of,$$@).gch | setup
 	@mkdir -p $(@D)
 	@printf '#include "%s"\n' $(call unit_files,$*) >$(@:.o=.cpp)
+	@echo $(call unit_files,$*) >$(@:.o=.files)
 	$(call say,$*/*.cpp)$(CXX) $(unit_flags) -include $(call headers_of,$@) -MMD -MP -c -o $@ $(@:.o=.cpp)
 
 ifeq ($(TEST_BUILD),$(BUILD))
 $(case_units): $(BUILD)/units/%.o: $$(call case_files,$$*) Makefile scripts/test-unit $(case_headers).gch | setup
 	@mkdir -p $(@D)
 	@scripts/test-unit $(call case_files,$*) >$(@:.o=.cpp)
+	@echo $(call case_files,$*) >$(@:.o=.files)
 	$(call say,$*/*_test.cpp)$(CXX) $(unit_flags) -include $(case_headers) -MMD -MP -c -o $@ $(@:.o=.cpp)
 endif
+
+# Units that a file has left are made again; of the others, make sees that a file is newer.
+units_left = $(foreach unit,$(1),$(if $(filter-out $(call $(2),$(unit:$(BUILD)/units/%.o=%)),$(file <$(unit:.o=.files))),$(unit)))
+changed_units := $(call units_left,$(units) $(cuda_unit),unit_files)
+ifeq ($(TEST_BUILD),$(BUILD))
+changed_units += $(call units_left,$(case_units),case_files)
+endif
+ifneq ($(strip $(changed_units)),)
+$(changed_units): FORCE
+endif
+.PHONY: FORCE
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
@@ -374,6 +387,9 @@ asan_long := $(asan_long),qwen4exp: batches*,deepseek4: batches*,assistant draft
 asan_long := $(asan_long),tool grammar: parameters without*,doctor: the steps of a longer*,demo model: fewer bits*,draft length: at a*
 asan_long := $(asan_long),block draft: drafts made together*,eagle3: on one and several*
 asan_long := $(asan_long),sparse attention: up to top_k*,cuda backend: logits depend*,gptq: a smaller*,gptq: rounds*
+asan_long := $(asan_long),attention: random shapes*,block attention: random*,block draft: the block gets*,cuda backend: experts agree*
+asan_long := $(asan_long),assistant draft: drafts made together*,hybrid demo: drafts are accepted*,split draft: on*
+asan_long := $(asan_long),cuda indexer: scores and*,append only: the cache*,--prompt-cache auto: a later*
 asan asan-sample: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <string>
 
 #include "tests/simt/block.h"
 
@@ -62,7 +64,7 @@ void note_read(Launch &launch, uint64_t since, uint64_t writer, uint64_t &reader
 }
 
 // Checks a write: the last write and all reads since then must have happened before.
-void note_write(Launch &launch, uint64_t since, uint64_t &writer, uint64_t &reader, const Access &mine,
+void note_write(Launch &launch, uint64_t since, uint64_t writer, uint64_t reader, const Access &mine,
                 const char *name, size_t offset) {
     if (writer >> 30 >= since) {
         const Access before = Access::unpack(writer);
@@ -82,8 +84,32 @@ void note_write(Launch &launch, uint64_t since, uint64_t &writer, uint64_t &read
         }
         if (!right && !mine.flag_b) race(launch, "read and write", name, offset, before);
     }
-    writer = mine.pack();
-    reader = 0;
+}
+
+// Does as note_read() for every byte. Neighbors mostly have equal shadows, and thus the same result.
+void note_reads(Launch &launch, uint64_t since, const Shadow &shadow, size_t begin, size_t end,
+                const char *name, size_t name_begin) {
+    for (size_t i = begin; i < end;) {
+        const uint64_t writer = shadow.writers[i], before = shadow.readers[i];
+        uint64_t reader = before;
+        note_read(launch, since, writer, reader, name, i - name_begin);
+        for (; i < end && shadow.writers[i] == writer && shadow.readers[i] == before; ++i)
+            shadow.readers[i] = reader;
+    }
+}
+
+// Does as note_write() for every byte.
+void note_writes(Launch &launch, uint64_t since, const Shadow &shadow, size_t begin, size_t end,
+                 const Access &mine, const char *name, size_t name_begin) {
+    const uint64_t packed = mine.pack();
+    for (size_t i = begin; i < end;) {
+        const uint64_t writer = shadow.writers[i], reader = shadow.readers[i];
+        note_write(launch, since, writer, reader, mine, name, i - name_begin);
+        for (; i < end && shadow.writers[i] == writer && shadow.readers[i] == reader; ++i) {
+            shadow.writers[i] = packed;
+            shadow.readers[i] = 0;
+        }
+    }
 }
 
 struct SharedBytes {
@@ -141,17 +167,30 @@ bool is_private(Launch &launch, const void *p, size_t bytes) {
 
 void read_shared(Launch &launch, const void *p, size_t bytes) {
     const SharedBytes at = shared_range(launch, p, bytes);
-    for (size_t i = at.offset; i < at.offset + bytes; ++i) {
+    for (size_t i = at.offset; i < at.offset + bytes; ++i)
         if (at.shadow.writers[i] >> 30 != launch.this_run())
             launch.fail([&] {
                 return "reads byte " + std::to_string(i) + " of shared memory, which was never written";
             });
-        note_read(launch, launch.this_run(), at.shadow.writers[i], at.shadow.readers[i], "shared memory", i);
+    note_reads(launch, launch.this_run(), at.shadow, at.offset, at.offset + bytes, "shared memory", 0);
+}
+
+// Whether all marks are 1; eight at a time, as loads of kernels have mostly 4 to 16 bytes.
+bool all_written(const uint8_t *written, size_t bytes) {
+    constexpr uint64_t kOnes = 0x0101010101010101u;
+    uint64_t marks = kOnes;
+    for (; bytes >= sizeof marks; bytes -= sizeof marks, written += sizeof marks) {
+        std::memcpy(&marks, written, sizeof marks);
+        if (marks != kOnes) return false;
     }
+    uint8_t rest = 1;
+    for (size_t i = 0; i < bytes; ++i) rest &= written[i];
+    return rest == 1;
 }
 
 void expect_initialized(Launch &launch, const GlobalBytes &at, size_t bytes) {
     const uint8_t *written = at.allocation.written + at.offset;
+    if (all_written(written, bytes)) return;
     for (size_t i = 0; i < bytes; ++i)
         if (!written[i])
             launch.fail([&] {
@@ -183,20 +222,18 @@ void read_global(Launch &launch, const void *p, size_t bytes, Load kind) {
     if (!launch.lane().waited) at.region.early = launch.this_run();
     // Memory of weights is not tracked unless this launch writes it: it is most of the bytes.
     if (weight && at.allocation.last_written < launch.since()) return;
-    for (size_t i = at.offset; i < at.offset + bytes; ++i) {
-        if (weight && at.allocation.shadow.writers[i] >> 30 >= launch.first_run() && kind == Load::Stream)
-            launch.fail(
-                [&] { return "ldg*_stream of " + at.region.name + ", which this launch has written"; });
-        note_read(launch, launch.since(), at.allocation.shadow.writers[i], at.allocation.shadow.readers[i],
-                  at.region.name.c_str(), i - at.region.begin);
-    }
+    if (weight && kind == Load::Stream)
+        for (size_t i = at.offset; i < at.offset + bytes; ++i)
+            if (at.allocation.shadow.writers[i] >> 30 >= launch.first_run())
+                launch.fail(
+                    [&] { return "ldg*_stream of " + at.region.name + ", which this launch has written"; });
+    note_reads(launch, launch.since(), at.allocation.shadow, at.offset, at.offset + bytes,
+               at.region.name.c_str(), at.region.begin);
 }
 
 void write_shared(Launch &launch, void *p, size_t bytes, const Access &mine) {
     const SharedBytes at = shared_range(launch, p, bytes);
-    for (size_t i = at.offset; i < at.offset + bytes; ++i)
-        note_write(launch, launch.this_run(), at.shadow.writers[i], at.shadow.readers[i], mine,
-                   "shared memory", i);
+    note_writes(launch, launch.this_run(), at.shadow, at.offset, at.offset + bytes, mine, "shared memory", 0);
 }
 
 void write_global(Launch &launch, void *p, size_t bytes, const Access &mine) {
@@ -210,11 +247,9 @@ void write_global(Launch &launch, void *p, size_t bytes, const Access &mine) {
         });
     at.region.traffic.written += bytes;
     at.allocation.last_written = launch.this_run();
-    for (size_t i = at.offset; i < at.offset + bytes; ++i) {
-        note_write(launch, launch.first_run(), at.allocation.shadow.writers[i],
-                   at.allocation.shadow.readers[i], mine, at.region.name.c_str(), i - at.region.begin);
-        at.allocation.written[i] = 1;
-    }
+    note_writes(launch, launch.first_run(), at.allocation.shadow, at.offset, at.offset + bytes, mine,
+                at.region.name.c_str(), at.region.begin);
+    std::memset(at.allocation.written + at.offset, 1, bytes);
 }
 
 }  // namespace
@@ -225,24 +260,21 @@ bool is_shared(const void *p) {
     return at >= launch.shared() && at < launch.shared() + launch.shared_bytes() + kRedZone;
 }
 
-void on_read(const void *p, size_t bytes, Load kind) {
-    Launch *launch = Launch::current();
-    if (!launch || is_private(*launch, p, bytes)) return;
+void check_read(Launch &launch, const void *p, size_t bytes, Load kind) {
+    if (launch.is_parameter(p, bytes) || is_constant(p)) return;
     if (is_shared(p)) {
-        if (kind == Load::Stream) launch->fail("ldg*_stream of shared memory");
-        read_shared(*launch, p, bytes);
+        if (kind == Load::Stream) launch.fail("ldg*_stream of shared memory");
+        read_shared(launch, p, bytes);
     } else {
-        read_global(*launch, p, bytes, kind);
+        read_global(launch, p, bytes, kind);
     }
 }
 
-void on_write(void *p, size_t bytes) {
-    Launch *launch = Launch::current();
-    if (!launch || launch->lane().fiber.owns(p)) return;
+void check_write(Launch &launch, void *p, size_t bytes) {
     if (is_shared(p))
-        write_shared(*launch, p, bytes, launch->stamp());
+        write_shared(launch, p, bytes, launch.stamp());
     else
-        write_global(*launch, p, bytes, launch->stamp());
+        write_global(launch, p, bytes, launch.stamp());
 }
 
 void on_atomic(void *p, size_t bytes) {
@@ -262,10 +294,8 @@ void on_atomic(void *p, size_t bytes) {
     write_global(launch, p, bytes, mine);
 }
 
-void expect_aligned(const void *p, size_t alignment) {
-    if (reinterpret_cast<uintptr_t>(p) % alignment != 0 && Launch::current())
-        Launch::current()->fail(
-            [&] { return "an access of " + std::to_string(alignment) + " bytes is not aligned"; });
+void fail_unaligned(Launch &launch, size_t alignment) {
+    launch.fail([&] { return "an access of " + std::to_string(alignment) + " bytes is not aligned"; });
 }
 
 void on_async_start(void *shared, const void *global) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "tests/support/random.h"
@@ -10,8 +11,6 @@
 namespace runnel::simt {
 
 namespace {
-
-thread_local Launch *running = nullptr;  // a global, because the wrappers of device.h are plain functions
 
 // Mapping stacks is expensive, so those not in use are kept. Protected by device_lock().
 std::vector<std::unique_ptr<Stacks>> &spare_stacks() {
@@ -24,6 +23,22 @@ std::unique_ptr<Stacks> take_stacks() {
     if (spare.empty()) return std::make_unique<Stacks>(kMaxWarps * kLanes);
     auto taken = std::move(spare.back());
     spare.pop_back();
+    return taken;
+}
+
+// The shared memory of launches and its shadow, kept likewise. Old shadows do no harm: they name earlier runs.
+std::vector<std::unique_ptr<SharedPages>> &spare_shared() {
+    static std::vector<std::unique_ptr<SharedPages>> all;
+    return all;
+}
+
+std::unique_ptr<SharedPages> take_shared(size_t bytes) {
+    auto &spare = spare_shared();
+    const auto found = std::ranges::find_if(spare, [=](const auto &pages) { return pages->bytes >= bytes; });
+    if (found == spare.end())
+        return std::make_unique<SharedPages>(std::max(bytes, size_t{settings().shared_per_block}));
+    auto taken = std::move(*found);
+    spare.erase(found);
     return taken;
 }
 
@@ -55,18 +70,12 @@ static void merge(Knowledge &to, const Knowledge &from) {
     for (const auto &[run, known] : from) to[run].merge(known);
 }
 
-Launch *Launch::current() {
-    return running && running->lane_ ? running : nullptr;
-}
-
 Launch::Launch(const LaunchCall &call, const Launch *ahead)
     : kernel_(call.kernel),
       shape_(call.shape),
       shared_bytes_(shape_.shared.on(settings().is_turing())),
       params_(call.params),
-      shared_(shared_bytes_ + kRedZone),
-      shared_writers_(shared_bytes_ * sizeof(uint64_t)),
-      shared_readers_(shared_bytes_ * sizeof(uint64_t)),
+      shared_(take_shared(shared_bytes_)),
       stacks_(take_stacks()),
       first_run_(take_runs(shape_.blocks)),
       ahead_(ahead ? ahead->first_run_ : first_run_),
@@ -85,6 +94,7 @@ Launch::Launch(const LaunchCall &call, const Launch *ahead)
 
 Launch::~Launch() {
     spare_stacks().push_back(std::move(stacks_));
+    spare_shared().push_back(std::move(shared_));
 }
 
 uint64_t Launch::random() {
@@ -96,21 +106,17 @@ bool Launch::is_parameter(const void *p, size_t bytes) const {
     return at >= params_.data() && at + bytes <= params_.data() + params_.size();
 }
 
-namespace {
-
 // While it exists, `launch` is the running one.
-class Running {
+class Launch::Running {
   public:
-    explicit Running(Launch *launch) : outer_(std::exchange(running, launch)) {}
-    ~Running() { running = outer_; }
+    explicit Running(Launch *launch) : outer_(std::exchange(running_, launch)) {}
+    ~Running() { running_ = outer_; }
     Running(const Running &) = delete;
     Running &operator=(const Running &) = delete;
 
   private:
     Launch *const outer_;
 };
-
-}  // namespace
 
 void Launch::run(Launch *next) {
     const Running now(this);
@@ -207,7 +213,7 @@ void Launch::go_on() {
         for (Warp &w : warps_) {
             if (w.finished)
                 ++finished;
-            else if (w.barrier < 0 && !waits(w))
+            else if (w.barrier < 0 && !(early_ && waits(w)))
                 ready[count++] = &w;
         }
         if (count > 0)
@@ -234,7 +240,7 @@ void Launch::run_warp(Warp &w) {
         size_t at = first;
         for (int i = 0; i < kLanes && !failed_; ++i, at = (at + step) % kLanes)
             if (w.lanes[at]->state == Lane::State::Ready) enter(*w.lanes[at]);
-        if (waits(w)) return;
+        if (early_ && waits(w)) return;
         if (!failed_) complete_collective(w);
     }
 }
@@ -252,7 +258,8 @@ void Launch::complete_collective(Warp &w) {
         const bool same = !finished(&lane) && lane.collective == first.collective &&
                           lane.place.line() == first.place.line() &&
                           lane.place.column() == first.place.column() &&
-                          std::strcmp(lane.place.file_name(), first.place.file_name()) == 0;
+                          (lane.place.file_name() == first.place.file_name() ||
+                           std::strcmp(lane.place.file_name(), first.place.file_name()) == 0);
         if (!same) {
             failed_ = true;
             failure_ = std::string(kernel_.name) + ": block " + std::to_string(block_) + ", warp " +
@@ -302,10 +309,12 @@ void Launch::barrier(int id, int threads, const Place &place) {
 void Launch::release_barriers() {
     for (Warp &first : warps_) {
         if (first.barrier < 0) continue;
-        std::vector<Warp *> members;
+        std::array<Warp *, kMaxWarps> waiting;
+        size_t count = 0;
         for (Warp &w : warps_)
-            if (w.barrier == first.barrier) members.push_back(&w);
-        if (static_cast<int>(members.size()) * kLanes < first.barrier_threads) continue;
+            if (w.barrier == first.barrier) waiting[count++] = &w;
+        if (static_cast<int>(count) * kLanes < first.barrier_threads) continue;
+        const std::span<Warp *const> members = std::span(waiting).first(count);
         const bool whole = first.barrier == 0;
         std::array<uint32_t, kMaxWarps> joined{};
         Knowledge known;
@@ -356,12 +365,6 @@ void Launch::note_failure(const std::string &what) {
 }
 
 // --- which accesses a lane knows to have happened -----------------------------------------------------------
-
-Access Launch::stamp() const {
-    const Warp &w = *lane_->warp;
-    return {this_run_, static_cast<uint32_t>(w.index), static_cast<uint32_t>(lane_->index),
-            w.clocks[static_cast<size_t>(w.index)]};
-}
 
 bool Launch::ordered(const Access &before) const {
     if (before.block < since()) return true;

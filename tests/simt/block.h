@@ -66,6 +66,17 @@ struct Warp {
     Knowledge known;                           // of other blocks
 };
 
+// A block's shared memory, with the red zone after it, and its shadow.
+struct SharedPages {
+    explicit SharedPages(size_t size)
+        : bytes(size),
+          data(size + kRedZone),
+          writers(size * sizeof(uint64_t)),
+          readers(size * sizeof(uint64_t)) {}
+    const size_t bytes;
+    Pages data, writers, readers;
+};
+
 // The arguments of a launch.
 struct LaunchCall {
     kernels::cuda::KernelHandle kernel;
@@ -86,8 +97,8 @@ class Launch {
     void run(Launch *next = nullptr);
     const std::map<std::string, Traffic> &traffic() const { return traffic_; }
 
-    // The lane that is running, if any, and its launch.
-    static Launch *current();
+    // The launch whose lane is running; null outside of kernels.
+    static Launch *current() { return running_ && running_->lane_ ? running_ : nullptr; }
     Lane &lane() { return *lane_; }
     Warp &warp() { return *lane_->warp; }
     int thread() const { return lane_->warp->index * kLanes + lane_->index; }
@@ -113,9 +124,11 @@ class Launch {
         fail([what] { return what; });
     }
 
-    std::byte *shared() const { return shared_.as<std::byte>(); }
+    std::byte *shared() const { return shared_->data.as<std::byte>(); }
     size_t shared_bytes() const { return shared_bytes_; }
-    Shadow shared_shadow() const { return {shared_writers_.as<uint64_t>(), shared_readers_.as<uint64_t>()}; }
+    Shadow shared_shadow() const {
+        return {shared_->writers.as<uint64_t>(), shared_->readers.as<uint64_t>()};
+    }
     bool is_parameter(const void *p, size_t bytes) const;
     bool dependent() const { return shape_.dependent; }
 
@@ -126,11 +139,17 @@ class Launch {
     uint64_t since() const { return lane_->waited ? first_run_ : ahead_; }
     uint64_t this_run() const { return this_run_; }
     uint32_t block_barriers() const { return block_barriers_; }
-    Access stamp() const;                      // for an access by the running lane
+    // For an access by the running lane.
+    Access stamp() const {
+        const Warp &w = *lane_->warp;
+        return {this_run_, static_cast<uint32_t>(w.index), static_cast<uint32_t>(lane_->index),
+                w.clocks[static_cast<size_t>(w.index)]};
+    }
     bool ordered(const Access &before) const;  // happened before the lane's current operation
     std::string describe(const Access &access) const;
 
   private:
+    class Running;
     void run_early();
     void begin_block(size_t i);  // order_[i]
     void go_on();                // until the block is done, or waits for the previous launch
@@ -143,11 +162,13 @@ class Launch {
     void enter(Lane &lane);
     uint64_t random();
 
+    static inline thread_local Launch *running_ = nullptr;  // the device's functions are plain functions
+
     kernels::cuda::KernelHandle kernel_;
     kernels::cuda::LaunchShape shape_;
     size_t shared_bytes_;
     std::vector<std::byte> params_;
-    Pages shared_, shared_writers_, shared_readers_;
+    std::unique_ptr<SharedPages> shared_;
     std::unique_ptr<Stacks> stacks_;
     std::vector<std::unique_ptr<Lane>> lanes_;
     std::vector<Warp> warps_;

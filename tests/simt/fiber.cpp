@@ -35,6 +35,12 @@ void forget_stack(std::byte *) {}
 
 }  // namespace
 
+// The bytes at the top of the stack that are left unused. They differ between the stacks of a warp: at equal
+// offsets in their pages, the stacks would compete for the same few lines of the cache.
+static size_t unused_top(const std::byte *stack) {
+    return reinterpret_cast<uintptr_t>(stack) / kGuard % 8 * 512;
+}
+
 #if defined(__x86_64__)
 
 // Saves the callee-saved registers, stores the stack pointer in *from, and continues at `to`.
@@ -72,13 +78,13 @@ void Fiber::start(void (*body)(void *), void *argument) {
     body_ = body;
     argument_ = argument;
     forget_stack(stack_);
-    auto *top =
-        reinterpret_cast<void **>(stack_ + kStackBytes) - 9;  // its end is 16-aligned in runnel_simt_enter
-    top[0] = nullptr;                                         // r15
-    top[1] = nullptr;                                         // r14
-    top[2] = reinterpret_cast<void *>(&Fiber::run);           // r13
-    top[3] = this;                                            // r12
-    top[4] = top[5] = nullptr;                                // rbx, rbp
+    std::byte *end = stack_ + kStackBytes - unused_top(stack_);
+    auto *top = reinterpret_cast<void **>(end) - 9;  // its end is 16-aligned in runnel_simt_enter
+    top[0] = nullptr;                                // r15
+    top[1] = nullptr;                                // r14
+    top[2] = reinterpret_cast<void *>(&Fiber::run);  // r13
+    top[3] = this;                                   // r12
+    top[4] = top[5] = nullptr;                       // rbx, rbp
     top[6] = reinterpret_cast<void *>(&runnel_simt_enter);
     inside_ = top;
     fake_inside_ = nullptr;
@@ -108,7 +114,7 @@ void Fiber::start(void (*body)(void *), void *argument) {
     forget_stack(stack_);
     getcontext(&inside_);
     inside_.uc_stack.ss_sp = stack_;
-    inside_.uc_stack.ss_size = kStackBytes;
+    inside_.uc_stack.ss_size = kStackBytes - unused_top(stack_);
     inside_.uc_link = nullptr;
     const auto self = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(this));
     makecontext(&inside_, reinterpret_cast<void (*)()>(&Fiber::trampoline), 2, static_cast<unsigned>(self),

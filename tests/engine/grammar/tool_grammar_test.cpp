@@ -201,17 +201,17 @@ ToolUse one_tool(const char *parameters) {
 
 // The parsed arguments of random calls; calls with numbers too large for a double are left out.
 std::vector<Json> forced(const ToolFormat &format, const ToolUse &tools,
-                         std::vector<std::string> *notes = nullptr) {
+                         std::vector<std::string> *notes = nullptr, uint64_t calls = 30) {
     Machine machine(compile(tool_grammar(format, tools, literal, {}, notes)));
     std::vector<Json> arguments;
-    for (uint64_t seed = 0; seed < 30; ++seed) {
+    for (uint64_t seed = 0; seed < calls; ++seed) {
         Random random(seed);
         const std::string text = random_text(machine, random);
         CAPTURE(text);
         const text::ParsedAnswer answer = text::parse_tool_calls(format, tools, text);
         for (const text::ToolCall &call : answer.calls) arguments.push_back(text::parse_json(call.arguments));
     }
-    CHECK(arguments.size() >= 5);
+    CHECK(arguments.size() >= calls / 6);
     return arguments;
 }
 
@@ -257,7 +257,9 @@ TEST_CASE("tool grammar: parameters without declared properties, and those behin
         for (const char *schema : {"null", "{}", R"({"type": "object"})"}) {
             CAPTURE(schema);
             bool some = false;
-            for (const Json &arguments : forced(format, one_tool(schema))) some |= !arguments.empty();
+            // (Few calls: any value may be long.)
+            for (const Json &arguments : forced(format, one_tool(schema), nullptr, 10))
+                some |= !arguments.empty();
             if (by_name) CHECK(some);
         }
         for (const char *schema : {R"({"type": "object", "properties": {}})",

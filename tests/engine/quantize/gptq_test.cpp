@@ -35,6 +35,17 @@ struct Problem {
     Problem(size_t r, size_t c) : rows(r), columns(c), hessian(static_cast<int64_t>(c)), h(c * c) {}
 };
 
+// Adds factor * row[0 .. n). (Pointers: test cases are compiled without optimization, where vectors are slow.)
+void add_scaled(double *sum, double factor, const double *row, size_t n) {
+    for (const double *end = row + n; row != end;) *sum++ += factor * *row++;
+}
+
+double dot(const double *a, const double *b, size_t n) {
+    double sum = 0;
+    for (const double *end = a + n; a != end;) sum += *a++ * *b++;
+    return sum;
+}
+
 // Inputs are correlated, as in models: sums of a few random directions and noise.
 Problem random_problem(size_t rows, size_t columns, size_t tokens, Random &random, int threads = 1) {
     Problem problem(rows, columns);
@@ -49,9 +60,12 @@ Problem random_problem(size_t rows, size_t columns, size_t tokens, Random &rando
             for (size_t i = 0; i < columns; ++i) x[i] += factor * basis[d * columns + i];
         }
         problem.hessian.add(x, threads);
+        const Doubles exact(x.begin(), x.end());
         for (size_t i = 0; i < columns; ++i)
-            for (size_t k = 0; k < columns; ++k) problem.h[i * columns + k] += double{x[i]} * double{x[k]};
+            add_scaled(&problem.h[i * columns + i], exact[i], &exact[i], columns - i);
     }
+    for (size_t i = 0; i < columns; ++i)
+        for (size_t k = 0; k < i; ++k) problem.h[i * columns + k] = problem.h[k * columns + i];
     problem.hessian.finish(threads);
     return problem;
 }
@@ -85,15 +99,13 @@ Floats decoded(Type type, const Bytes &blocks, const Problem &problem) {
 // tr((W - W') H (W - W')^T), the squared error of the outputs over all inputs.
 double loss(const Problem &problem, const Floats &values) {
     const size_t n = problem.columns;
+    Doubles error(n);
     double sum = 0;
-    for (size_t r = 0; r < problem.rows; ++r)
-        for (size_t i = 0; i < n; ++i) {
-            double product = 0;
-            for (size_t k = 0; k < n; ++k)
-                product +=
-                    problem.h[i * n + k] * (double{problem.weights[r * n + k]} - double{values[r * n + k]});
-            sum += (double{problem.weights[r * n + i]} - double{values[r * n + i]}) * product;
-        }
+    for (size_t r = 0; r < problem.rows; ++r) {
+        for (size_t i = 0; i < n; ++i)
+            error[i] = double{problem.weights[r * n + i]} - double{values[r * n + i]};
+        for (size_t i = 0; i < n; ++i) sum += error[i] * dot(&problem.h[i * n], error.data(), n);
+    }
     return sum;
 }
 
@@ -134,8 +146,8 @@ Doubles inverse(Doubles h, size_t n) {
         for (size_t i = 0; i < n; ++i) {
             const double factor = h[i * n + p];
             if (i == p) continue;
-            for (size_t k = 0; k < n; ++k)
-                h[i * n + k] -= factor * h[p * n + k], result[i * n + k] -= factor * result[p * n + k];
+            add_scaled(&h[i * n], -factor, &h[p * n], n);
+            add_scaled(&result[i * n], -factor, &result[p * n], n);
         }
     }
     return result;
@@ -156,12 +168,11 @@ Floats reference(const Problem &problem, const std::vector<gguf::BlockGrid> &gri
             const size_t at = r * n + j;
             values[at] = nearest(grids, type, at, w[at]);
             const double error = (w[at] - double{values[at]}) / inv[j * n + j];
-            for (size_t k = j + 1; k < n; ++k) w[r * n + k] -= error * inv[j * n + k];
+            add_scaled(&w[r * n + j], -error, &inv[j * n + j], n - j);
         }
         const Doubles row(inv.begin() + static_cast<std::ptrdiff_t>(j * n),
                           inv.begin() + static_cast<std::ptrdiff_t>((j + 1) * n));
-        for (size_t i = 0; i < n; ++i)
-            for (size_t k = 0; k < n; ++k) inv[i * n + k] -= row[i] * row[k] / row[j];
+        for (size_t i = 0; i < n; ++i) add_scaled(&inv[i * n], -row[i] / row[j], row.data(), n);
     }
     return values;
 }
