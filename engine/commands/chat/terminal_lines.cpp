@@ -88,11 +88,13 @@ bool TerminalLines::take_typed() {
 LineSource::Event TerminalLines::ask(const std::string &above, const std::string &question,
                                      std::string &answer) {
     modes_.enter(TerminalModes::Mode::Edit);
-    out_.try_write(above);
+    // (A question that the editor would leave out is one of the lines above.)
+    const bool fits = has_room_for(question, window_size(in_).columns);
+    above_ = fits ? above : above + question + '\n';
+    out_.try_write(above_);
     const bool goes_on = take_typed();
     std::deque<Key> typed = std::exchange(ahead_, {});
-    above_ = above;
-    const Event event = goes_on ? read(question, answer) : Event::Interrupt;
+    const Event event = goes_on ? read(fits ? question : "", answer) : Event::Interrupt;
     above_.clear();
     ahead_ = std::move(typed);
     modes_.enter(TerminalModes::Mode::Watch);

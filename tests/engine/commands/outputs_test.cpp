@@ -222,13 +222,15 @@ TEST_CASE("outputs: in a terminal chat asks before it replaces a file") {
     if (absent()) return;
     const Files f;
     for (const bool yes : {false, true}) {
-        write_text(f.talk, "dear reader");
+        // The question is shown, however long the name is.
+        const std::string talk_file = yes ? f.talk : (f.folder / (std::string(100, 'x') + ".json")).string();
+        write_text(talk_file, "dear reader");
         Process p = process({"chat", f.model, "-n", "1"});
         p.environment = {"XDG_STATE_HOME=" + f.folder.path().string(), "TERM=xterm", "LC_ALL=C"};
         p.terminal = true;
         size_t step = 0, after = 0;
         const std::vector<std::pair<std::string, std::string>> talk = {{">>> ", "hello\r"},
-                                                                       {">>> ", "/save " + f.talk + "\r"},
+                                                                       {">>> ", "/save " + talk_file + "\r"},
                                                                        {"[y/N] ", yes ? "y\r" : "\r"},
                                                                        {">>> ", "\x04"}};
         p.type = [&](const std::string &out, bool reads_keys) -> std::string {
@@ -241,7 +243,7 @@ TEST_CASE("outputs: in a terminal chat asks before it replaces a file") {
         const Result r = execute(p);
         CAPTURE(r.out);
         CHECK(r.code == 0);
-        CHECK((text_of(f.talk) == "dear reader") == !yes);
+        CHECK((text_of(talk_file) == "dear reader") == !yes);
         CHECK((r.out.find("not saved") != std::string::npos) == !yes);
     }
 }

@@ -17,7 +17,7 @@ class LayoutMaker {
   public:
     LayoutMaker(std::string_view prompt, const EditText &text, int columns)
         : text_(text), columns_(std::max(columns, 2)) {
-        begin_row(text_width(prompt) + 10 <= columns_ ? prompt : "");
+        begin_row(has_room_for(prompt, columns_) ? prompt : "");
     }
 
     EditLayout make() {
@@ -31,7 +31,7 @@ class LayoutMaker {
             }
             stop(at);
             if (all[at] == '\n') {
-                begin_row(text_width(kFurther) + 10 <= columns_ ? kFurther : "");
+                begin_row(has_room_for(kFurther, columns_) ? kFurther : "");
                 ++at;
                 continue;
             }
@@ -112,6 +112,10 @@ size_t EditLayout::offset_at(size_t row, int column) const {
     for (const Stop &stop : stops)
         if (stop.column <= column) offset = stop.offset;
     return offset;
+}
+
+bool has_room_for(std::string_view prompt, int columns) {
+    return text_width(prompt) + 10 <= columns;
 }
 
 EditLayout lay_out(std::string_view prompt, const EditText &text, int columns) {

@@ -36,6 +36,7 @@ struct EditLayout {
 // Rows of at most `columns` cells: `prompt` (printable), then the text, with "... " before every line of it
 // but the first. A prompt that leaves fewer than 10 cells is left out.
 EditLayout lay_out(std::string_view prompt, const EditText &text, int columns);
+bool has_room_for(std::string_view prompt, int columns);  // whether it is not left out
 
 class EditScreen {
   public:
