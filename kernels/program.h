@@ -125,6 +125,9 @@ struct HeadLinear {
     Slot in, out;
     StridedSlices from, to;
     WeightId weight;  // count = heads, [width of an output slice][width of an input slice]
+    // Each row is one range of the columns of a longer row: its products are added as that range is (column_cut.h). Only GPUs
+    // run this.
+    bool one_range = false;
     int32_t layer = -1;
 
     static constexpr bool kMixesTokens = false;
@@ -168,12 +171,13 @@ struct Rotate {
 // Sums of slices, with weights of each token. The slots of `in`, one after the other, consist of n slices of `width`
 // floats, those of `out` of m slices. For every j < m:
 //   slice j of out[t] = scale * (sum over i < n of coefficients[t][j * n + i] * slice i of in[t])
-// This mixes residual streams (AltUp: Baykal et al. 2023); with n = m = 1, it multiplies a row by a number.
+// This mixes residual streams (AltUp: Baykal et al. 2023); with n = m = 1, it multiplies a row by a number. Without coefficients
+// it adds slices, one after the other from the first one on, in float32.
 struct Mix {
-    static constexpr int32_t kMostSlices = 8;  // n and m are at most this
-    std::vector<Slot> in, out;                 // no slot is in both
-    int64_t width;                             // divides the width of every slot of in and out
-    Slot coefficients = kNoSlot;               // [t][m * n]; none: all are 1
+    static constexpr int32_t kMostSlices = 9;  // n and m are at most this
+    std::vector<Slot> in, out;    // no slot is in both, but without coefficients the only slice of `out`
+    int64_t width;                // divides the width of every slot of in and out
+    Slot coefficients = kNoSlot;  // [t][m * n]; none: all are 1
     float scale = 1;
     int32_t layer = -1;
 
@@ -194,12 +198,12 @@ struct Mix {
 //   mix[t] = for every stream j: C_(0,j), ..., C_(n-1,j), write_j: coefficients of a Mix of the streams and one more slice
 // Without `mix`, x is n wide and only `read` is computed.
 struct StreamWeights {
-    static constexpr int32_t kMostStreams = Mix::kMostSlices - 1;  // n
-    Slot in;                                                       // [t][n * (n + 2)], or [t][n]
-    Slot read;                                                     // [t][n]
-    Slot mix = kNoSlot;                                            // [t][n * (n + 1)]
-    WeightId scales;                                               // F32, [1][3], or [1][1] without `mix`
-    WeightId bias;                                                 // F32, as wide as `in`
+    static constexpr int32_t kMostStreams = 7;  // n
+    Slot in;                                    // [t][n * (n + 2)], or [t][n]
+    Slot read;                                  // [t][n]
+    Slot mix = kNoSlot;                         // [t][n * (n + 1)]
+    WeightId scales;                            // F32, [1][3], or [1][1] without `mix`
+    WeightId bias;                              // F32, as wide as `in`
     float eps;
     int32_t iterations = 1;
     int32_t layer = -1;

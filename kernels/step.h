@@ -21,6 +21,8 @@ struct Weight {
     const std::byte *data;
     int64_t count = 1;  // matrices of this shape, one per expert or head
     size_t stride = 0;  // bytes from one matrix to the next; 0: they are adjacent
+    // Bytes from one row to the next, if these are some columns of a wider matrix; 0: they are adjacent.
+    size_t row_stride = 0;
     const std::byte *matrix(int64_t index) const {
         return data + (stride > 0 ? stride : matrix_bytes()) * static_cast<size_t>(index);
     }

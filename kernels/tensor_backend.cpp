@@ -38,11 +38,12 @@ struct Progress {
 class TensorBackend final : public Backend {
   public:
     TensorBackend(std::vector<std::unique_ptr<Backend>> devices, std::vector<double> shares,
-                  std::vector<std::string> names, MakeCommunicators communicators)
+                  std::vector<std::string> names, MakeCommunicators communicators, MatrixCut matrices)
         : devices_(std::move(devices)),
           shares_(std::move(shares)),
           names_(std::move(names)),
           make_communicators_(std::move(communicators)),
+          matrices_(matrices),
           threads_(devices_.size()) {
         assert(shares_.size() == devices_.size());
         assert(names_.empty() || names_.size() == devices_.size());
@@ -57,7 +58,7 @@ class TensorBackend final : public Backend {
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
         part_devices();
-        tensor_ = cut_program(program, shares_, cache.shares);
+        tensor_ = cut_program(program, shares_, cache.shares, matrices_);
         pieces_ = BlockPieces(tensor_, cache);
         on_all([&](size_t r) { devices_[r]->load(tensor_.programs[r], share_of(cache, r), max_tokens); });
         connect_ranks();
@@ -219,6 +220,7 @@ class TensorBackend final : public Backend {
     const std::vector<double> shares_;
     const std::vector<std::string> names_;  // by device, or empty
     const MakeCommunicators make_communicators_;
+    const MatrixCut matrices_;
     TensorProgram tensor_;
     BlockPieces pieces_;
     std::string gather_note_;
@@ -237,9 +239,9 @@ std::vector<std::unique_ptr<Communicator>> communicate_in_process(int size) {
 
 std::unique_ptr<Backend> make_tensor_backend(std::vector<std::unique_ptr<Backend>> devices,
                                              std::vector<double> shares, std::vector<std::string> names,
-                                             MakeCommunicators communicators) {
+                                             MakeCommunicators communicators, MatrixCut matrices) {
     return std::make_unique<TensorBackend>(std::move(devices), std::move(shares), std::move(names),
-                                           std::move(communicators));
+                                           std::move(communicators), matrices);
 }
 
 }  // namespace runnel::kernels

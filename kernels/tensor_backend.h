@@ -1,5 +1,5 @@
-// Several devices as one Backend that cuts every matrix by rows (tensor_program.h). Each device computes its rows of a layer
-// at the same time as the others, and keeps its K/V heads. The logits have the bits of one device of the same kind.
+// Several devices as one Backend that cuts every matrix by rows, or, of GPUs, some by columns (tensor_program.h). Each device
+// computes its part of a layer at the same time as the others, and keeps its K/V heads. The logits have the bits of one device of the same kind.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/communicator.h"
+#include "kernels/tensor_program.h"
 
 namespace runnel::kernels {
 
@@ -28,6 +29,7 @@ std::vector<std::unique_ptr<Communicator>> communicate_in_process(int size);
 // LoadProgress runs on the threads of the devices, but never twice at a time.
 std::unique_ptr<Backend> make_tensor_backend(std::vector<std::unique_ptr<Backend>> devices,
                                              std::vector<double> shares, std::vector<std::string> names = {},
-                                             MakeCommunicators communicators = communicate_in_process);
+                                             MakeCommunicators communicators = communicate_in_process,
+                                             MatrixCut matrices = MatrixCut::Rows);
 
 }  // namespace runnel::kernels

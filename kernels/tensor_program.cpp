@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/column_cut.h"
 #include "kernels/expert_halves.h"
 #include "kernels/head_slots.h"
 #include "kernels/partition.h"
@@ -17,9 +18,35 @@ namespace {
 
 constexpr int64_t kUnitRows = 16;  // the height of a weight tile
 
+// Slots for the sums of ranges of columns, by their width; none: no matrix is cut by columns.
+using SumSlots = std::map<int64_t, Slot>;
+
+// The ranges between which the step's only matrix can be cut; 1: it cannot. (A bias or a factor would have to be applied between
+// the sum and what is added to it.)
+int64_t column_ranges_of(const Program &program, const Linear &step) {
+    const Linear::Part &part = step.parts.front();
+    const Weight &w = program.weights[static_cast<size_t>(part.weight)];
+    const bool plain = step.parts.size() == 1 && part.bias == kNoWeight && part.scale == 1 &&
+                       w.rows == program.slots[static_cast<size_t>(part.out)].width;
+    return plain ? ranges_to_cut(w) : 1;
+}
+
+SumSlots add_sum_slots(Program &program) {
+    SumSlots slots;
+    for_each_step<Linear>(program, [&](const Linear &step) {
+        const int64_t ranges = column_ranges_of(program, step);
+        if (ranges == 1) return;
+        const int64_t values = ranges * program.slots[static_cast<size_t>(step.parts.front().out)].width;
+        const auto [slot, is_new] = slots.try_emplace(values, static_cast<Slot>(program.slots.size()));
+        if (is_new) program.slots.push_back({"sums of columns", values});
+    });
+    return slots;
+}
+
 class Cutter {
   public:
-    Cutter(const Program &program, std::span<const double> shares, std::span<const int32_t> cache_shares)
+    Cutter(const Program &program, std::span<const double> shares, std::span<const int32_t> cache_shares,
+           SumSlots sums)
         : program_(program),
           shares_(shares),
           cache_shares_(cache_shares),
@@ -27,8 +54,10 @@ class Cutter {
           heads_(head_slots(program, shares, cache_shares)),
           always_whole_(program.slots.size()),
           slices_of_(program.slots.size(), 1),
+          units_(program.slots.size(), kUnitRows),
           states_(program.slots.size()),
-          pending_(ranks_) {
+          pending_(ranks_),
+          sums_(std::move(sums)) {
         out_.programs.assign(ranks_, program);
         for (Program &rank : out_.programs) {
             rank.steps.clear();
@@ -40,6 +69,7 @@ class Cutter {
             if (s.down == kNoWeight) slices_of_[static_cast<size_t>(s.out)] = s.routing.used;
         });
         cut_cache_layers();
+        choose_hidden_units();
     }
 
     TensorProgram cut() {
@@ -94,6 +124,24 @@ class Cutter {
             const auto layer = static_cast<size_t>(step.cache);
             for (Program &rank : out_.programs) rank.cache_layers[layer].kv_heads = 1;
             out_.kv_heads[layer] = Cut(ranks_, {0, 1});
+        });
+    }
+
+    // The ranges between which the step's matrix may be cut by columns: as many as ranks at least; else 1.
+    int64_t ranges_of(const Linear &step) const {
+        const int64_t ranges = sums_.empty() ? 1 : column_ranges_of(program_, step);
+        return std::ranges::count_if(shares_, [](double share) { return share > 0; }) <= ranges ? ranges : 1;
+    }
+    // Lets hidden values be cut between the ranges of the matrices that read them.
+    void choose_hidden_units() {
+        for_each_step<Linear>(program_, [&](const Linear &s) {
+            if (const int64_t ranges = ranges_of(s); ranges > 1)
+                units_[static_cast<size_t>(s.in)] = width(s.in) / ranges;
+        });
+        for_each_step<Activation>(program_, [&](const Activation &s) {
+            for (const Slot slot : {s.gate, s.up})
+                if (slot != kNoSlot && width(slot) == width(s.out))
+                    units_[static_cast<size_t>(slot)] = units_[static_cast<size_t>(s.out)];
         });
     }
 
@@ -192,7 +240,7 @@ class Cutter {
         if (heads) return scaled(heads->ranges, values / heads->units);
         if (always_whole_[static_cast<size_t>(slot)] || values < kUnitRows * static_cast<int64_t>(ranks_))
             return std::nullopt;
-        return cut_rows(values, kUnitRows, shares_);
+        return cut_rows(values, units_[static_cast<size_t>(slot)], shares_);
     }
 
     // --- steps ---------------------------------------------------------------------------------------------
@@ -250,6 +298,7 @@ class Cutter {
     }
 
     void add(const Linear &step) {
+        if (add_columns(step)) return;
         need_whole(step.in);
         std::vector<std::optional<Cut>> cuts;
         std::vector<Linear::Part> parts = step.parts;  // with the slots of the ranks
@@ -280,6 +329,36 @@ class Cutter {
             cuts[i] ? wrote_cut(step.parts[i].out, *cuts[i]) : wrote_whole(step.parts[i].out);
     }
 
+    // Cuts the step's matrix by columns, if no rank has the whole input and it is cut between ranges. Returns whether.
+    bool add_columns(const Linear &step) {
+        const int64_t ranges = ranges_of(step), cols = width(step.in) / ranges;
+        const std::optional<Cut> in = ranges > 1 ? cut_between(step.in, cols) : std::nullopt;
+        if (!in || without_copies(*in) != *in) return false;
+        const Linear::Part &part = step.parts.front();
+        const int64_t rows = width(part.out);
+        const Slot sums = sums_.at(ranges * rows);
+        Cut parts = *in;
+        for (Range &range : parts) range = {range.begin / cols, range.end / cols};
+        const Cut out = scaled(parts, rows);
+        HeadLinear own{need_cut(step.in, *in), narrow(sums, out), {0, cols}, {0, rows}, kNoWeight};
+        own.one_range = true;
+        own.layer = step.layer;
+        for (size_t r = 0; r < ranks_; ++r) {
+            if (parts[r].size() == 0) continue;
+            own.weight = slices_[r].columns(part.weight, parts[r], ranges);
+            emit(r, own);
+        }
+        wrote_cut(sums, out);
+        need_whole(sums);
+        need_whole(part.add);
+        Mix add{{sums}, {part.out}, rows};
+        if (part.add != kNoSlot) add.in.push_back(part.add);
+        add.layer = step.layer;
+        emit_everywhere(add);
+        wrote_whole(part.out);
+        ++out_.by_columns;
+        return true;
+    }
     // Where the ranks find their slices of a step of `count` slices, of which `units` says which a rank computes.
     struct Place {
         Slot slot;
@@ -537,20 +616,25 @@ class Cutter {
     const std::vector<std::optional<HeadSlot>> heads_;
     std::vector<bool> always_whole_;  // by slot
     std::vector<int32_t> slices_of_;  // by slot: Gather::slices
+    std::vector<int64_t> units_;      // by slot: the unit in which a matrix product's output is cut
     std::vector<State> states_;       // by slot
     std::vector<Slots> pending_;      // by rank: slots gathered since its last part
     std::map<std::pair<Slot, Cut>, Slot> narrow_;
     std::vector<WeightSlices> slices_;  // by rank
     Slots outside_;                     // slots that cross the border of the whole program
-    int32_t layer_ = -1;                // of the current step
+    const SumSlots sums_;
+    int32_t layer_ = -1;  // of the current step
     TensorProgram out_;
 };
 
 }  // namespace
 
 TensorProgram cut_program(const Program &program, std::span<const double> shares,
-                          std::span<const int32_t> cache_shares) {
-    return Cutter(shares.size() > 1 ? with_expert_halves(program) : program, shares, cache_shares).cut();
+                          std::span<const int32_t> cache_shares, MatrixCut matrices) {
+    Program whole = shares.size() > 1 ? with_expert_halves(program) : program;
+    SumSlots sums;
+    if (matrices == MatrixCut::Columns && shares.size() > 1) sums = add_sum_slots(whole);
+    return Cutter(whole, shares, cache_shares, std::move(sums)).cut();
 }
 
 size_t gathered_bytes_per_token(const TensorProgram &tensor) {

@@ -3,7 +3,7 @@
 // Every rank computes its own output rows of each matrix, and the activations are gathered before a step that needs whole
 // rows of them. Nothing is added across ranks, so the results have the bits of one device, for any number of ranks and any
 // shares. What is cut:
-//   Linear, Logits   by rows; outputs for attention by heads, others in units of 16 rows
+//   Linear, Logits   by rows; outputs for attention by heads, others in units of 16 rows; or a Linear by columns, see below
 //   Attention        by K/V heads with their query heads and their part of the cache (row_cut.h); or not at all, if its
 //                    cache layer is divided: each rank has some ranges of kRangeCells cells, and the device itself exchanges
 //                    what it needs with the others (Backend::connect)
@@ -16,6 +16,12 @@
 // The other steps (norms of whole rows, Rotate, Mix, Lerp, recurrent steps) run on every rank with all of their weights and states.
 // A row of a matrix is never cut, so a slice of a weight is a range of its bytes, whatever its format, or, of several
 // matrices, one such range in each of them (Weight::stride).
+//
+// With MatrixCut::Columns, a matrix whose input is cut between its ranges of columns (column_cut.h) is cut by columns: each rank
+// multiplies its part of the input by its columns, for all rows, and the sums of all ranges are gathered and added everywhere,
+// in the order in which one GPU adds them. Of the four gathers of a layer, those of attention's output and of the hidden values
+// are not needed then; the others have up to eight values per value of the output: more bytes move, in fewer exchanges. Only
+// GPUs add in ranges.
 //
 // Ranks run in stages. Before a stage, slots are gathered; a cut slot has a narrow slot of its own on each rank, next to
 // the whole one. (Gathers are between parts, not steps: any Backend can then be a rank.)
@@ -42,6 +48,8 @@ struct Gather {
     int32_t slices = 1;
 };
 
+enum class MatrixCut { Rows, Columns };
+
 struct TensorProgram {
     struct Stage {
         std::vector<Gather> gathers;
@@ -54,12 +62,13 @@ struct TensorProgram {
         outer_parts;            // the parts of the whole program: their slots cross its border on rank 0
     Cut vocabulary;             // the logits that each rank computes; empty: the program has none
     std::vector<Cut> kv_heads;  // by cache layer; of a divided one, all of them on each rank
+    size_t by_columns = 0;      // matrices that are cut by columns
 };
 
 // shares: of the work, by rank; not negative, some of them positive. cache_shares: CacheConfig::shares, of groups that
 // divided_groups() (divided_groups.h) divides. Slots that cross the border of the whole program (Program::Part) do so on rank 0.
 TensorProgram cut_program(const Program &program, std::span<const double> shares,
-                          std::span<const int32_t> cache_shares = {});
+                          std::span<const int32_t> cache_shares = {}, MatrixCut matrices = MatrixCut::Rows);
 
 // Bytes that all ranks together receive from others for one token, without logits and what divided attention exchanges.
 size_t gathered_bytes_per_token(const TensorProgram &tensor);

@@ -31,4 +31,19 @@ WeightId WeightSlices::slice(WeightId id, Range range, Kind kind) {
     return known->second;
 }
 
+WeightId WeightSlices::columns(WeightId id, Range range, int64_t ranges) {
+    const auto [known, is_new] =
+        known_.try_emplace({id, range, Kind::Columns}, static_cast<WeightId>(weights_.size()));
+    if (!is_new) return known->second;
+    Weight part = weights_[static_cast<size_t>(id)];
+    assert(part.count == 1 && part.cols % ranges == 0);
+    part.row_stride = gguf::row_bytes(part.type, part.cols);
+    part.cols /= ranges;
+    part.count = range.size();
+    part.stride = gguf::row_bytes(part.type, part.cols);
+    if (part.data != nullptr) part.data += part.stride * static_cast<size_t>(range.begin);
+    weights_.push_back(std::move(part));
+    return known->second;
+}
+
 }  // namespace runnel::kernels

@@ -1,4 +1,5 @@
-// Weights that are ranges of others: the rows, matrices or values that one rank of a tensor split has (tensor_program.h).
+// Weights that are ranges of others: the rows, columns, matrices or values that one rank of a tensor split has
+// (tensor_program.h).
 #pragma once
 
 #include <map>
@@ -20,11 +21,13 @@ class WeightSlices {
     // Rows of every matrix of the weight.
     WeightId rows(WeightId id, Range range) { return slice(id, range, Kind::Rows); }
     WeightId matrices(WeightId id, Range range) { return slice(id, range, Kind::Matrices); }
+    // Of a matrix that is cut into so many equal ranges of columns, the ranges [begin, end), a matrix each.
+    WeightId columns(WeightId id, Range range, int64_t ranges);
     // Values of an F32 vector, or of each of several.
     WeightId values(WeightId id, Range range) { return slice(id, range, Kind::Values); }
 
   private:
-    enum class Kind { Rows, Matrices, Values };
+    enum class Kind { Rows, Columns, Matrices, Values };
 
     WeightId slice(WeightId id, Range range, Kind kind);
 

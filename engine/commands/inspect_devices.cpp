@@ -64,20 +64,25 @@ std::string speed_text(const std::optional<double> &speed, int width) {
 std::string shared_text(const kernels::Program &program, const std::vector<PlannedFormat> &formats,
                         const DevicePlanRequest &request, bool predicts) {
     const Plans tensor = plans_for(program, formats, request, decode::Split::Tensor),
+                columns = plans_for(program, formats, request, decode::Split::Columns),
                 context = plans_for(program, formats, request, decode::Split::Context);
     const bool divides = context.front().has_value();
-    const char *const column = predicts ? "  context that fits    tokens/s" : "  context that fits";
+    const std::string fits = "  context that fits", speed = "    tokens/s";
     std::string text = "\nevery layer on all of them, by --split tensor";
-    if (divides) text += " and by --split context";
-    text += "\n\nformat  ";
-    for (int i = 0; i < (divides ? 2 : 1); ++i) text += column;
+    if (predicts) text += " (its tokens/s with columns: by --split columns)";
+    if (divides) text += predicts ? ",\nand by --split context" : " and by --split context";
+    text += "\n\nformat  " + fits;
+    if (predicts) text += speed + "  with columns";
+    if (divides) text += fits;
+    if (divides && predicts) text += speed;
     for (size_t i = 0; i < formats.size(); ++i) {
-        text += format("\n%-8s", formats[i].name.c_str());
-        for (const auto &plan : {tensor[i], context[i]}) {
-            if (!plan) continue;
-            text += "  " + cells_text(plan->context, 17);
-            if (predicts) text += "  " + speed_text(plan->predicted, 10);
-        }
+        text += format("\n%-8s", formats[i].name.c_str()) + "  " + cells_text(tensor[i]->context, 17);
+        if (predicts)
+            text +=
+                "  " + speed_text(tensor[i]->predicted, 10) + "  " + speed_text(columns[i]->predicted, 12);
+        if (!divides) continue;
+        text += "  " + cells_text(context[i]->context, 17);
+        if (predicts) text += "  " + speed_text(context[i]->predicted, 10);
     }
     return text + '\n';
 }
@@ -141,6 +146,7 @@ Json devices_json(const kernels::Program &program, const std::vector<PlannedForm
              {"context_that_fits", plan.context},
              {"predicted_tokens_per_second", plan.predicted ? Json(*plan.predicted) : Json()},
              {"tensor", shared_json(plans_for(program, {one}, request, decode::Split::Tensor)[0])},
+             {"columns", shared_json(plans_for(program, {one}, request, decode::Split::Columns)[0])},
              {"context", shared_json(plans_for(program, {one}, request, decode::Split::Context)[0])}});
     }
     return {{"devices", std::move(devices)},

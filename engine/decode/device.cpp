@@ -82,15 +82,30 @@ bool is_device_name(const std::string &name) {
     return std::ranges::all_of(names, is_gpu) && std::set(names.begin(), names.end()).size() == names.size();
 }
 
+std::string option_of(Split split) {
+    switch (split) {
+        case Split::Layer:
+            return "--split layer";
+        case Split::Tensor:
+            return "--split tensor";
+        case Split::Columns:
+            return "--split columns";
+        case Split::Context:
+            return "--split context";
+        case Split::None:
+            return "--split none";
+    }
+    return "";
+}
+
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found) {
     const std::optional<int64_t> wanted = request.placement.gpu_layers;
     const bool all_layers = runs_all_layers(request.split);
     const auto expect_several = [&](bool are, const std::string &why) {
         if (!all_layers || are) return;
-        fail_choice((request.split == Split::Tensor
-                         ? "--split tensor needs several GPUs"
-                         : "--split context needs several GPUs, or processes (mpirun -n 2 runnel-mpi)") +
-                    std::string(", but ") + why);
+        const bool by_cells = request.split == Split::Context;
+        fail_choice(option_of(request.split) + " needs several GPUs" +
+                    (by_cells ? ", or processes (mpirun -n 2 runnel-mpi)" : "") + ", but " + why);
     };
     if (request.device == found.cpu->name() || (wanted && *wanted <= 0)) {
         expect_several(false, "nothing is to run on a GPU");

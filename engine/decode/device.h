@@ -12,14 +12,18 @@ namespace runnel::decode {
 enum class Split {
     Layer,    // the layers may run on several GPUs
     Tensor,   // every layer runs on all GPUs, each of which has some rows of every matrix
+    Columns,  // the same, but of some matrices each has some columns
     Context,  // the same, and each GPU, or process, also has some cells of every layer without a window
     None,     // one GPU
 };
 
 // Whether every device runs every layer.
 constexpr bool runs_all_layers(Split split) {
-    return split == Split::Tensor || split == Split::Context;
+    return split == Split::Tensor || split == Split::Columns || split == Split::Context;
 }
+
+// "--split tensor"
+std::string option_of(Split split);
 
 struct DeviceRequest {
     std::string device = "cpu";  // "auto", "cpu", "cuda", "cuda:N", or several: "cuda:0,cuda:2"
@@ -37,9 +41,9 @@ struct DeviceChoice {
 // "auto" and "cuda" allow all GPUs, those with the fastest memory first, then the largest; none is opened. A list of
 // names, or shares for several GPUs, fix the GPUs and their order (shares: that of their numbers). Split::None
 // takes the GPU with the most free memory: GPUs are opened from the largest on, until one has 90% of the next one's
-// total memory free, and one that cannot report its free memory is skipped if there is another. Split::Tensor and Context
-// take all that are allowed, and fix them. No GPU: the CPU, also if no layer is to run on a GPU. Throws kernels::BackendError
-// if a GPU is requested by name and does not exist, and with Split::Tensor or Context if there are fewer than two.
+// total memory free, and one that cannot report its free memory is skipped if there is another. Split::Tensor, Columns and
+// Context take all that are allowed, and fix them. No GPU: the CPU, also if no layer is to run on a GPU. Throws
+// kernels::BackendError if a GPU is requested by name and does not exist, and with these three if there are fewer than two.
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found);
 
 // True for "auto", for the names in kernels/device.h, and for a list of different GPUs, as DeviceRequest::device.

@@ -43,11 +43,6 @@ size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, 
     return gpu.need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 
-// "--split tensor". Precondition: runs_all_layers(split).
-std::string split_option(Split split) {
-    return split == Split::Tensor ? "--split tensor" : "--split context";
-}
-
 // Whether a head reads the model's own cache.
 bool reads_model_cache(model::HeadKind kind) {
     return kind == model::HeadKind::Assistant;
@@ -117,7 +112,7 @@ void Engine::open_head(const EngineOptions &options) {
     else if (const auto kind = model::head_kind(*head_file_);
              kind && reads_model_cache(*kind) && runs_all_layers(options.device.split))
         no_draft_block_ = draft_block_cannot("needs the whole model on one device: leave out " +
-                                             split_option(options.device.split));
+                                             option_of(options.device.split));
     else if (!whole_group(model_.program))
         no_draft_block_ = draft_block_cannot("needs a model with a full attention layer");
     if (!no_draft_block_.empty()) return;
@@ -199,12 +194,19 @@ void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice
     if (by_cells) request.ranks = ranks_ = static_cast<int32_t>(choice.gpus.size());
     TensorPlan plan = plan_with_drafts(options, choice, request);
     tensor_shares_ = std::move(plan.shares);
+    matrix_cut_ = plan.matrices;
     devices_ = choice.gpus;
     for (const kernels::DevicePtr &gpu : devices_)
         if (std::string note = gpu->note(); !note.empty()) notes_.push_back(std::move(note));
     placement_ =
         "all layers on " + std::to_string(devices_.size()) + " GPUs, each with some rows of every matrix";
     if (by_cells) placement_ += " and some cells of the cache";
+    if (plan.by_columns > 0)
+        placement_ += " (of " + std::to_string(plan.by_columns) + " matrices some columns)";
+    else if (options.device.split == Split::Columns)
+        notes_.push_back(
+            "--split columns: no matrix of this model can be cut by columns, so all are cut by rows, as with "
+            "--split tensor");
     devices_.push_back(cpu_);
     start_executor(options, plan.context);
 }
@@ -214,8 +216,10 @@ void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice
 TensorPlan Engine::plan_with_drafts(const EngineOptions &options, const DeviceChoice &choice,
                                     const ContextRequest &request) const {
     const kernels::Program program = program_to_load();
+    const auto matrices =
+        options.device.split == Split::Columns ? kernels::MatrixCut::Columns : kernels::MatrixCut::Rows;
     const auto plan = [&](const ContextRequest &one) {
-        return plan_tensor_split(program, choice.gpus, options.device.placement, one);
+        return plan_tensor_split(program, choice.gpus, options.device.placement, one, matrices);
     };
     if (draft_blocks_.empty()) return plan(request);
     ContextRequest both = request;
@@ -234,6 +238,10 @@ void Engine::start_processes(const EngineOptions &options, int processes) {
     if (options.device.device != "auto" && options.device.device != cpu_->name())
         throw DecodeError(DecodeError::Kind::BadInput,
                           "several processes run a model on CPUs only: leave out --device");
+    if (options.device.split == Split::Columns)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "--split columns needs GPUs, but several processes run a model on CPUs: choose "
+                          "--split tensor");
     ContextRequest request = context_request_on_cpu(options);
     const bool by_cells = options.device.split == Split::Context;
     if (by_cells) request.ranks = ranks_ = processes;
@@ -404,7 +412,8 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
         names.push_back(device->name());
     }
     if (!tensor_shares_.empty()) {
-        auto tensor = kernels::make_tensor_backend(std::move(backends), tensor_shares_, std::move(names));
+        auto tensor = kernels::make_tensor_backend(std::move(backends), tensor_shares_, std::move(names),
+                                                   kernels::communicate_in_process, matrix_cut_);
         tensor->on_load(progress_);
         return tensor;
     }

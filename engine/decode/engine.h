@@ -146,7 +146,8 @@ class Engine {
     DeviceList devices_;  // the GPUs in use, if any, and then the CPU
     std::string placement_ = "all layers on the CPU";
     Placement on_gpus_;
-    std::vector<double> tensor_shares_;           // with --split tensor: of the GPUs, or of the processes
+    std::vector<double> tensor_shares_;  // with --split tensor: of the GPUs, or of the processes
+    kernels::MatrixCut matrix_cut_ = kernels::MatrixCut::Rows;
     kernels::Communicator *processes_ = nullptr;  // that run the model together; this one leads
     int32_t ranks_ = 1;                           // with --split context: how many of them divide the cells
     bool divided_ = false;                        // the layers run partly on GPUs and partly on the CPU

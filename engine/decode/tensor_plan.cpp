@@ -4,6 +4,7 @@
 #include <cassert>
 #include <string>
 
+#include "engine/decode/device.h"
 #include "engine/decode/error.h"
 #include "engine/model/layers.h"
 #include "gguf/base/bytes.h"
@@ -23,9 +24,9 @@ std::vector<double> shares_of(const Gpus &gpus, const std::vector<double> &reque
     return known ? bandwidths : std::vector<double>(gpus.size(), 1);
 }
 
-// "--split tensor"
-std::string option_of(const ContextRequest &context) {
-    return context.ranks > 1 ? "--split context" : "--split tensor";
+std::string option_of(const ContextRequest &context, kernels::MatrixCut matrices) {
+    if (context.ranks > 1) return option_of(Split::Context);
+    return option_of(matrices == kernels::MatrixCut::Columns ? Split::Columns : Split::Tensor);
 }
 
 // CacheConfig::shares. Throws if the cells are to be divided, but there are none.
@@ -49,7 +50,7 @@ void expect_kernels(const kernels::Program &program, const kernels::Device &gpu,
 
 // Names the GPU with the least room next to its rows.
 [[noreturn]] void fail_to_fit(const kernels::TensorProgram &tensor, const Gpus &gpus, const FreeMemory &free,
-                              const ContextRequest &request) {
+                              const ContextRequest &request, const std::string &option) {
     const auto need = [&](size_t r) { return gpus[r]->need(tensor.programs[r], {}, request.batch).all(); };
     const auto room = [&](size_t r) { return static_cast<double>(free[r]) - static_cast<double>(need(r)); };
     size_t tightest = 0;
@@ -57,7 +58,7 @@ void expect_kernels(const kernels::Program &program, const kernels::Device &gpu,
         if (room(r) < room(tightest)) tightest = r;
     throw DecodeError(
         DecodeError::Kind::OutOfMemory,
-        "the model does not fit with " + option_of(request) + ": " + gpus[tightest]->name() + " has " +
+        "the model does not fit with " + option + ": " + gpus[tightest]->name() + " has " +
             base::mebibytes(free[tightest]) + " free, and its rows need " + base::mebibytes(need(tightest)) +
             " without the cache: choose a smaller context with -c, other shares with --tensor-split, or "
             "--split layer");
@@ -66,9 +67,10 @@ void expect_kernels(const kernels::Program &program, const kernels::Device &gpu,
 }  // namespace
 
 TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
-                             const PlacementRequest &request, const ContextRequest &context) {
+                             const PlacementRequest &request, const ContextRequest &context,
+                             kernels::MatrixCut matrices) {
     const int32_t layers = model::layers_of(program).count;
-    const std::string option = option_of(context);
+    const std::string option = option_of(context, matrices);
     if (request.gpu_layers && *request.gpu_layers <= layers)
         throw DecodeError(
             DecodeError::Kind::BadInput,
@@ -81,7 +83,7 @@ TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
     std::vector<double> shares = shares_of(gpus, request.shares);
     assert(shares.size() == gpus.size());
     const kernels::TensorProgram tensor =
-        kernels::cut_program(program, shares, cache_shares(program, context));
+        kernels::cut_program(program, shares, cache_shares(program, context), matrices);
     FreeMemory free;
     std::vector<CacheBudget> budgets;
     for (size_t r = 0; r < gpus.size(); ++r) {
@@ -93,8 +95,8 @@ TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
     }
     budgets.front() = budget_beside(std::move(budgets.front()), context);
     const auto plan = plan_context(program, budgets, context);
-    if (!plan) fail_to_fit(tensor, gpus, free, context);
-    return {std::move(shares), *plan};
+    if (!plan) fail_to_fit(tensor, gpus, free, context, option);
+    return {std::move(shares), *plan, matrices, tensor.by_columns};
 }
 
 TensorPlan plan_processes(const kernels::Program &program, const kernels::DevicePtr &cpu, int processes,

@@ -128,6 +128,13 @@ double exchange_seconds(const kernels::TensorProgram &tensor, const Link &link, 
     return received(bytes, ranks) / link.bandwidth + static_cast<double>(operations) * link.latency;
 }
 
+// The program with all matrices in this format, which decides whether they can be cut by columns.
+Program with_format(Program program, gguf::Type format) {
+    for (kernels::Weight &w : program.weights)
+        if (w.rows > 1 && w.type != gguf::Type::F32) w.type = format;
+    return program;
+}
+
 }  // namespace
 
 std::optional<SharedPlan> plan_shared(const Program &program, const DevicePlanRequest &request,
@@ -141,7 +148,10 @@ std::optional<SharedPlan> plan_shared(const Program &program, const DevicePlanRe
     for (const PlannedDevice &device : request.devices) shares.push_back(device.bandwidth);
     const bool predicts = std::ranges::all_of(shares, [](double share) { return share > 0; });
     if (!predicts) std::ranges::fill(shares, 1);
-    const kernels::TensorProgram tensor = kernels::cut_program(program, shares, cache_shares);
+    const bool columns = split == decode::Split::Columns;
+    const kernels::TensorProgram tensor = kernels::cut_program(
+        columns && request.format ? with_format(program, *request.format) : program, shares, cache_shares,
+        columns ? kernels::MatrixCut::Columns : kernels::MatrixCut::Rows);
     std::deque<AbsentDevice> devices;
     for (const PlannedDevice &device : request.devices)
         devices.emplace_back(devices.size(), static_cast<size_t>(device.memory), request.format);

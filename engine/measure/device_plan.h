@@ -1,5 +1,5 @@
 // Plans a model on devices that need not exist: which layers each runs (--split layer), or with which part of every layer
-// (--split tensor and --split context), which context fits, and a predicted speed.
+// (--split tensor, columns and context), which context fits, and a predicted speed.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ struct SharedPlan {
     std::optional<double> predicted;
 };
 
-// split: Tensor or Context. nullopt: there are no cells to divide.
+// split: Tensor, Columns or Context. nullopt: there are no cells to divide.
 std::optional<SharedPlan> plan_shared(const kernels::Program &program, const DevicePlanRequest &request,
                                       decode::Split split);
 

@@ -146,7 +146,10 @@ class Planner {
                            phases.push_back(IndexPhase{s});
                        },
                        [&](const Activation &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
-                       [&](const HeadLinear &s) { phases.push_back(HeadsPhase{s}); },
+                       [&](const HeadLinear &s) {
+                           assert(!s.one_range);
+                           phases.push_back(HeadsPhase{s});
+                       },
                        [&](const Copy &s) { phases.push_back(CopyPhase{s}); },
                        [&](const Rotate &s) { phases.push_back(RotatePhase{s}); },
                        [&](const Mix &s) { phases.push_back(MixPhase{s}); },

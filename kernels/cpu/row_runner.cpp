@@ -43,6 +43,15 @@ RowRunner::Slices RowRunner::slices(const std::vector<Slot> &slots, int64_t slic
     return all;
 }
 
+// (`out` may be one of the slices.)
+void RowRunner::add_slices(const Slices &in, const Mix &step, float *out) noexcept {
+    for (int64_t k = 0; k < step.width; ++k) {
+        float sum = in.first[0][k];
+        for (int64_t i = 1; i < in.count; ++i) sum += in.first[static_cast<size_t>(i)][k];
+        out[k] = step.scale * sum;
+    }
+}
+
 // A unit is a slice of the output of one token. The products are added in the order of the inputs.
 void RowRunner::run(const Mix &step, int32_t rows, int thread) noexcept {
     const int64_t outputs = slices(step.out, step.width, 0).count;
@@ -54,6 +63,10 @@ void RowRunner::run(const Mix &step, int32_t rows, int thread) noexcept {
             float *out = slices(step.out, step.width, token).first[static_cast<size_t>(j)];
             const float *weights =
                 step.coefficients == kNoSlot ? nullptr : row(step.coefficients, token) + j * in.count;
+            if (weights == nullptr && outputs == 1) {
+                add_slices(in, step, out);
+                continue;
+            }
             s_.kernels->scale(weights ? weights[0] : 1, in.first[0], step.width, out);
             for (int64_t i = 1; i < in.count; ++i)
                 s_.kernels->add_scaled(weights ? weights[i] : 1, in.first[static_cast<size_t>(i)], step.width,

@@ -40,6 +40,7 @@ class RowRunner {
         int64_t count = 0;
     };
     Slices slices(const std::vector<Slot> &slots, int64_t width, int32_t token) const noexcept;
+    void add_slices(const Slices &in, const Mix &step, float *out) noexcept;
     void mix_weights(const StreamWeights &step, const float *x, size_t streams, float *out) noexcept;
     // null: kNoWeight
     const float *vector_of(WeightId id) const {

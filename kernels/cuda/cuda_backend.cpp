@@ -483,11 +483,10 @@ void CudaBackend::enqueue(const PrepareOp &op) {
 }
 
 void CudaBackend::enqueue(const LinearOp &op) {
-    LinearParams params{};
+    LinearParams params = linear_params(width(op.in));
     params.x = quantized(width(op.in), op.buffer);
     params.x_f32 = slot(op.in);
     params.x_stride = stride(op.in);
-    params.cols = static_cast<int32_t>(width(op.in));
     params.gate = op.gate;
     for (const Linear::Part &part : op.parts) {
         LinearMatrix &m = params.matrix[params.matrices++];

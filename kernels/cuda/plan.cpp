@@ -361,7 +361,7 @@ class Planner {
     void add_recurrent(const Step &step, const char *what, std::initializer_list<Slot> inputs,
                        std::initializer_list<WeightId> vectors) {
         for (const Slot in : inputs)
-            if (in == step.out) lack_kernel(std::string(what) + " that overwrites its input");
+            if (in == step.out) lack_kernel(what + std::string(" that overwrites its input"));
         for (const WeightId id : vectors) use_floats(id);
         plan_.ops.push_back(step);
         written(step.out);

@@ -159,15 +159,17 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
              [&o](const std::string &text) { o.gpu_layers = layers_in(text); })
         .by_default(o.gpu_layers);
     table
-        .choice("--split,-sm,--split-mode", o.split,
-                {{"layer", decode::Split::Layer},
-                 {"tensor", decode::Split::Tensor},
-                 {"context", decode::Split::Context},
-                 {"none", decode::Split::None}},
-                "several GPUs: layer (each GPU runs some of the layers, if one cannot hold all), tensor "
-                "(each computes some "
-                "rows of every layer), context (each also keeps some of the cells), none (one GPU); several "
-                "processes: tensor or context")
+        .choice(
+            "--split,-sm,--split-mode", o.split,
+            {{"layer", decode::Split::Layer},
+             {"tensor", decode::Split::Tensor},
+             {"columns", decode::Split::Columns},
+             {"context", decode::Split::Context},
+             {"none", decode::Split::None}},
+            "several GPUs: layer (each GPU runs some of the layers, if one cannot hold all), tensor (each "
+            "computes some rows of every layer), columns (as tensor, with half as many exchanges, but more "
+            "bytes), context (each also keeps some of the cells), none (one GPU); several processes: tensor "
+            "or context")
         .takes("HOW")
         .rare();
     table

@@ -34,7 +34,7 @@ using namespace kernels;
 
 namespace {
 
-constexpr int64_t kMaxStreams = Mix::kMostSlices - 1, kMaxLowRank = 1 << 16, kMaxGram = 8,
+constexpr int64_t kMaxStreams = StreamWeights::kMostStreams, kMaxLowRank = 1 << 16, kMaxGram = 8,
                   kMaxHashHeads = 256;
 constexpr const char *kRatios = "attention.compress_ratios", *kGramTable = "per_layer_token_embd.weight";
 

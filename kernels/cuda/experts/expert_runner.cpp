@@ -136,11 +136,10 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
     const Experts &step = op.step;
     const int64_t stride = stride_of(2 * op.width);
     for (const ExpertsOp::In &in : op.in) {
-        LinearParams p{};
+        LinearParams p = linear_params(op.in_width);
         p.x = operands.input;
         p.x_f32 = operands.in.data;
         p.x_stride = operands.in.stride;
-        p.cols = static_cast<int32_t>(op.in_width);
         p.gate = op.fused ? LinearGate::Silu : LinearGate::None;
         p.sources = sources_.as<const int32_t>();
         if (step.weights_on_input || op.scaled)
@@ -177,7 +176,7 @@ void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWei
     const bool given = op.in.empty();  // h is the input, one row for each pair
     const float *hidden = given ? operands.in.data : hidden_.as<const float>();
     const int64_t stride = given ? op.width : stride_of(2 * op.width);
-    LinearParams p{};
+    LinearParams p = linear_params(op.width);
     if (given) p.sources = sources_.as<const int32_t>();
     if (const ActivationForms forms = forms_of(op.down); forms.any()) {
         p.x = place_activations(packed_.data(), op.width, rows.rows, forms);
@@ -186,7 +185,6 @@ void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWei
     }
     p.x_f32 = hidden;
     p.x_stride = stride;
-    p.cols = static_cast<int32_t>(op.width);
     p.matrices = 1;
     p.matrix[0].tiles = weights.tiles(op.step.down);
     p.matrix[0].bias = weights.floats(op.step.down_bias);

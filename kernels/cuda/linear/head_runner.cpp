@@ -60,8 +60,9 @@ void HeadRunner::enqueue(Launcher &launcher, const HeadLinear &step, const Weigh
     const auto heads = static_cast<int32_t>(weight.count), cols = static_cast<int32_t>(weight.cols);
     const int32_t tokens = operands.tokens;
     const float *const in = operands.in.data + step.from.first;
-    LinearParams p{};
-    p.cols = cols, p.tokens = tokens, p.heads = heads;
+    LinearParams p = linear_params(cols);
+    if (step.one_range) p.range_blocks = 1;
+    p.tokens = tokens, p.heads = heads;
     p.matrices = 1;
     LinearMatrix &m = p.matrix[0];
     m.tiles = operands.tiles;

@@ -34,7 +34,7 @@ size_t linear_shared(TileFormat format, int tokens) {
 }
 
 int64_t linear_blocks(const LinearParams &params, int64_t groups) {
-    const int64_t teams = kWarps / warps_per_tile(col_blocks(params.cols));
+    const int64_t teams = kWarps / column_ranges(params.range_blocks);
     int64_t tiles = row_tiles(params.matrix[0].rows);
     for (int i = 1; params.gate == LinearGate::None && i < params.matrices; ++i)
         tiles += row_tiles(params.matrix[i].rows);

@@ -6,8 +6,8 @@
 // The canonical order. Every kernel that multiplies these weights computes exactly this, to the bit, for
 // any number of tokens, any grid and any device (except that devices may differ in the order of the 16
 // products inside an mma of F16 and BF16 weights):
-//   1. The 256-column blocks of a row are cut into W = warps_per_tile(blocks) contiguous ranges; range w is
-//      [w * blocks / W, (w + 1) * blocks / W).
+//   1. The 256-column blocks of a row are cut into W = column_ranges(blocks) contiguous ranges; range w is
+//      [w * blocks / W, (w + 1) * blocks / W). (W is 1 if the matrices are themselves ranges of another one: column_cut.h.)
 //   2. A range's partial sum p starts at 0 and adds its blocks in ascending order. A quantized weight is D
 //      c - M: a scale D and a minimum M (or 0) per group of 32 or 16 columns, D = d * scale and M = dmin *
 //      minimum if those are integers, both exact. With the integers q of the activations (activations.h)
@@ -27,6 +27,7 @@
 
 #include <cstdint>
 
+#include "kernels/column_cut.h"
 #include "kernels/cuda/linear/activations.h"
 #include "kernels/cuda/linear/quantize.h"
 #include "kernels/cuda/linear/tiles.h"
@@ -39,11 +40,6 @@ inline constexpr int kLinearGroupTokens = 8;  // most tokens of a group
 inline constexpr int kPreparedTokens = 8;     // most tokens of a launch that prepares its output
 inline constexpr int kLinearMatrices = 4;     // most matrices of a launch: they share type, columns and input
 inline constexpr int kLinearThreads = 256;    // threads per block
-
-// Warps that share a tile of rows: depends on the matrix alone.
-constexpr int warps_per_tile(int64_t blocks) {
-    return blocks >= 8 ? 8 : blocks >= 4 ? 4 : blocks >= 2 ? 2 : 1;
-}
 
 // Rows of the input that one matrix multiplies: [first, first + count).
 struct TokenGroup {
@@ -85,6 +81,9 @@ struct LinearParams {
     const float *row_weights;  // [rows] or null
     int32_t heads = 1;
     int64_t x_skip = 0;
+    // A row has column_ranges(range_blocks) ranges: the number of its blocks; or 1 if it is a range of a longer row, as only
+    // those of heads with quantized weights can be.
+    int32_t range_blocks = 0;
     // For launches without groups, of up to kPreparedTokens tokens, with one output (one matrix, or a gate):
     // prepare.x is that output, and the block that completes a group of 256 of its columns quantizes them for
     // the next launch. If quantization needs whole rows, there is one token, and the block that completes the
@@ -93,6 +92,14 @@ struct LinearParams {
     uint32_t *arrivals = nullptr;  // one per group of 256 rows: zero before and after a launch
     int32_t late_trigger = 0;      // not 0: grid_dep_trigger() at the end, for comparisons (switches.h)
 };
+
+// For matrices of so many columns, with the ranges that one device has.
+inline LinearParams linear_params(int64_t cols) {
+    LinearParams p{};
+    p.cols = static_cast<int32_t>(cols);
+    p.range_blocks = static_cast<int32_t>(col_blocks(cols));
+    return p;
+}
 
 // The form of activations that a format needs: integers, halves or (F32) none.
 constexpr ActivationForms forms_of(TileFormat format) {

@@ -1,7 +1,7 @@
 // The kernels of linear.h, for linear.cu and linear_codebooks.cu: y = W x for up to 16 tokens at a time;
 // linear.h holds the order of every operation.
 //
-// A block of 8 warps forms 8 / W teams of W = warps_per_tile warps. A team takes one tile of 16 rows at a
+// A block of 8 warps forms 8 / W teams of W warps. A team takes one tile of 16 rows at a
 // time (assigned by block index, a persistent grid), each of its warps a range of blocks (linear_range.h);
 // partial sums go to shared memory, and one thread per output adds them in order and writes the result. There is
 // one barrier for several tiles (kSlots), so that warps seldom wait for each other.
@@ -296,7 +296,8 @@ struct Linear {
         fetch_parameters(p);
         auto &shared = shared_memory<Shared>();
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
-        const int warps = warps_per_tile(blocks), teams = kWarps / warps;  // powers of two
+        const int warps = column_ranges(kGrouped ? p.range_blocks : blocks),
+                  teams = kWarps / warps;                      // powers of two
         if (kGrouped && p.groups != nullptr) grid_dep_wait();  // a previous kernel writes the groups
         const int32_t groups = kGrouped ? groups_of(p, kTokens) : 1, units = tiles_of(p) * groups;
         Warp warp;

@@ -13,8 +13,8 @@ struct Range {
     int32_t begin, end;  // blocks
 };
 
-DEVICE Range range_of(int32_t blocks, int warps, int index) {
-    return {index * blocks / warps, (index + 1) * blocks / warps};
+DEVICE Range range_of(int32_t blocks, int ranges, int index) {
+    return {index * blocks / ranges, (index + 1) * blocks / ranges};
 }
 
 // Groups of 32 columns in a block, and the chunks that hold them.

@@ -308,11 +308,11 @@ struct LinearPrefillBody {
 
     // The position of the loop over the columns.
     struct Position {
-        int32_t blocks, chunks;  // of the matrix
+        int32_t blocks, cols;  // of the matrix
         int32_t block;
 
         DEVICE bool more() const { return block + 1 < blocks; }
-        DEVICE bool has(int chunk) const { return 4 * block + chunk < chunks; }
+        DEVICE bool has(int chunk) const { return 256 * block + 64 * chunk < cols; }
     };
 
     // Called by all threads: waits for chunk kC of a block and issues the copies of the next chunk.
@@ -357,7 +357,7 @@ struct LinearPrefillBody {
 
     // Multiplies the warp's two row tiles by the tokens.
     static DEVICE void multiply_tiles(Shared &shared, const Loader &loader, Multiplier &m, Position &at) {
-        const int ranges = warps_per_tile(at.blocks);
+        const int ranges = column_ranges(loader.p.range_blocks);
         int finished = 0;  // ranges
         for (; at.block < at.blocks; ++at.block) {
             start_chunk<0>(shared, loader, m, true, at);
@@ -392,7 +392,7 @@ struct LinearPrefillBody {
             shared.tiles[slot + lane_index()] = tile_at<kPrefillTiles>(p, unit, slot + lane_index());
         Multiplier m{shared, book, {nullptr, nullptr}, group.count <= Shared::kTokens / 2, {}, {}, {}, {}};
         const Loader loader(p, group);
-        Position at{static_cast<int32_t>(col_blocks(p.cols)), static_cast<int32_t>(col_chunks(p.cols)), 0};
+        Position at{static_cast<int32_t>(col_blocks(p.cols)), p.cols, 0};
         if (busy) {
             // A missing second tile is replaced by the first; its results are dropped.
             TileAt second = tile_at<kPrefillTiles>(p, unit, slot + 1);

@@ -87,7 +87,7 @@ struct LinearPrefillFloats {
         const Operands o = operands_of(p, unit, group, first_token);
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
         const int32_t steps = (p.cols + kChunkCols - 1) / kChunkCols * 4;
-        const int ranges = warps_per_tile(blocks);
+        const int ranges = column_ranges(blocks);
         float sums[kTiles][2][kWarpTokens] = {}, all[kTiles][2][2] = {};
         for (int range = 0; range < ranges; ++range) {
             const Range at = range_of(blocks, ranges, range);

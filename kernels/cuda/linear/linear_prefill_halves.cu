@@ -166,7 +166,7 @@ struct LinearPrefillHalvesBody {
                 exponents[i] = row_exponents<F>(bytes_of(p, tile_or_first(first_tile + i), group.expert));
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols)),
                    stages = 2 * static_cast<int32_t>(col_chunks(p.cols));
-        const int ranges = warps_per_tile(blocks);
+        const int ranges = column_ranges(blocks);
         for (int32_t stage = 0; stage < kStages - 1; ++stage) {
             if (stage < stages) loader.copy(shared, stage);
             cp_async_commit();

@@ -76,11 +76,10 @@ void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, con
     if (forms_of(format).any())
         launcher.run_exactly(quantize_kernel(), count, kQuantizeShared,
                              {rows, nullptr, nullptr, 0, cols, operands.stride, operands.quantized});
-    LinearParams p{};
+    LinearParams p = linear_params(cols);
     p.x = operands.quantized;
     p.x_f32 = rows;
     p.x_stride = operands.stride;
-    p.cols = cols;
     p.matrices = 1;
     p.matrix[0].tiles = weights.tiles(step_.weight);
     p.matrix[0].bias = weights.floats(step_.bias);

@@ -60,7 +60,7 @@ int64_t copy_pieces_blocks(const CopyParams &params);
 
 // Mix of program.h, with the slices of one token after the other of the slots: in[i] and out[j] are those of the first
 // token. Any grid.
-inline constexpr int kMixSlices = 8;
+inline constexpr int kMixSlices = 9;
 struct MixParams {
     struct Slice {
         float *first;

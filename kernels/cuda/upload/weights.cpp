@@ -98,8 +98,9 @@ class Uploader {
         const auto most = static_cast<int64_t>(bytes_ / row_bytes / kTileRows * kTileRows);
         for (int64_t row = 0; row < w.rows; row += most) {
             const int64_t rows = std::min(most, w.rows - row);
-            Piece &piece =
-                fill(w.data + static_cast<size_t>(row) * row_bytes, static_cast<size_t>(rows) * row_bytes);
+            const size_t stride = w.row_stride > 0 ? w.row_stride : row_bytes;
+            Piece &piece = fill(w.data + static_cast<size_t>(row) * stride, static_cast<size_t>(rows),
+                                row_bytes, stride);
             RawRows raw{w.type, piece.staging.as<const uint8_t>(), static_cast<int64_t>(row_bytes), rows,
                         w.cols};
             if (w.type == gguf::Type::BF16) {
@@ -126,7 +127,7 @@ class Uploader {
     void floats(std::span<const std::byte> from, std::byte *to) {
         for (size_t at = 0; at < from.size(); at += bytes_) {
             const size_t size = std::min(bytes_, from.size() - at);
-            Piece &piece = fill(from.data() + at, size);
+            Piece &piece = fill(from.data() + at, 1, size, size);
             stream_.copy_on_device(to + at, piece.staging.data(), size);
             stream_.record(piece.done);
         }
@@ -139,12 +140,16 @@ class Uploader {
         bool used = false;
     };
 
-    // Fills the next buffer of the ring and starts its copy to the device.
-    Piece &fill(const std::byte *from, size_t bytes) {
+    // Fills the next buffer of the ring with rows that are `stride` bytes apart and starts its copy to the device.
+    Piece &fill(const std::byte *from, size_t rows, size_t row_bytes, size_t stride) {
+        const size_t bytes = rows * row_bytes;
         Piece &piece = pieces_[next_++ % pieces_.size()];
         if (piece.used) piece.done.wait();
         piece.used = true;
-        read(piece.pinned.data(), from, bytes);
+        if (stride == row_bytes)
+            read(piece.pinned.data(), from, bytes);
+        else
+            read_rows(piece.pinned.data(), from, rows, row_bytes, stride);
         stream_.copy_to_device(piece.staging.data(), piece.pinned.data(), bytes);
         done_ += bytes;
         if (progress_ && !progress_(done_, all_))
@@ -160,6 +165,15 @@ class Uploader {
             readers_->for_each(thread, slices, [&](int64_t slice) {
                 const size_t at = static_cast<size_t>(slice) * kSliceBytes;
                 std::memcpy(to + at, from + at, std::min(kSliceBytes, bytes - at));
+            });
+        });
+    }
+
+    void read_rows(std::byte *to, const std::byte *from, size_t rows, size_t row_bytes, size_t stride) {
+        readers_->run([&](int thread) noexcept {
+            readers_->for_ranges(thread, static_cast<int64_t>(rows), [&](int64_t begin, int64_t end) {
+                for (auto row = static_cast<size_t>(begin); row < static_cast<size_t>(end); ++row)
+                    std::memcpy(to + row * row_bytes, from + row * stride, row_bytes);
             });
         });
     }

@@ -237,7 +237,8 @@ TEST_CASE("inspect --plan --devices: layers, context and a speed that is called 
     REQUIRE(text.code == 0);
     for (const char *part :
          {"layers on 4 x 80.0 GiB (3350 GB/s)", "3 x 20 + 21", "predicted, not measured",
-          "by --split tensor and by --split context", "an assumed link, nvlink: 450.0 GB/s, 20 microseconds"})
+          "by --split tensor (its tokens/s with columns: by --split columns),\nand by --split context",
+          "an assumed link, nvlink: 450.0 GB/s, 20 microseconds"})
         CHECK(text.out.find(part) != std::string::npos);
     const Result plain = with({"--devices", "24G,24G,16G"});
     CHECK(plain.out.find("do not fit)") != std::string::npos);
@@ -256,7 +257,7 @@ TEST_CASE("inspect --plan --devices: layers, context and a speed that is called 
         CHECK(layers == 81);
         CHECK(plan["predicted_tokens_per_second"].is_null() == (plan["layers_that_do_not_fit"] > 0));
         CHECK((plan["context_that_fits"] >= 16384) == (plan["layers_that_do_not_fit"] == 0));
-        for (const char *how : {"tensor", "context"})
+        for (const char *how : {"tensor", "columns", "context"})
             CHECK(plan[how]["predicted_tokens_per_second"].is_null() ==
                   (plan[how]["context_that_fits"] == 0));
     }

@@ -249,6 +249,10 @@ TEST_CASE("device: --split tensor takes all GPUs that are allowed, in order, and
         "--split context needs several GPUs, or processes (mpirun -n 2 runnel-mpi), but no NVIDIA driver "
         "was found",
         kernels::BackendError);
+    CHECK(name_of(choose_device({"auto", {}, Split::Columns}, kTwo)) == "cuda:0 cuda:1");
+    CHECK_THROWS_WITH_AS(choose_device({"auto", {}, Split::Columns}, kNone),
+                         "--split columns needs several GPUs, but no NVIDIA driver was found",
+                         kernels::BackendError);
     CHECK(refusal("cuda:1", {}, kTwo) == "--split tensor needs several GPUs, but --device names one");
     CHECK(refusal("auto", {1}, kTwo) ==
           "--split tensor needs several GPUs, but --tensor-split has one share");

@@ -188,6 +188,38 @@ TEST_CASE(
     CHECK(error_of(tensor_options(model, {})).find("unavailable") != std::string::npos);
 }
 
+TEST_CASE("several GPUs: cut by columns, two give the bits of one, and say how many matrices are") {
+    for (const char *arch : {"llama", "gemma2"}) {
+        CAPTURE(arch);
+        const Gpus emulated(2);
+        const simt::WithNccl nccl;
+        ModelShape shape = shape_of(arch, 1, "Q4_K_M");
+        shape.width = 256, shape.ff = 512, shape.heads = 8, shape.kv_heads = 2, shape.head_dim = 64;
+        const TemporaryModel model(shape);
+        EngineOptions options = options_for(model);
+        options.device.device = "cuda:0";
+        Engine one(options);
+        const ComputedText expected = compute(one);
+        options.device = {"cuda", {}, Split::Columns};
+        Engine several(options);
+        CHECK(several.placement() ==
+              "all layers on 2 GPUs, each with some rows of every matrix (of 2 matrices some columns)");
+        CHECK(several.placement_details().ends_with(", gathers by NCCL 2.28.9"));
+        const ComputedText got = compute(several);
+        CHECK(same(got.logits, expected.logits));
+        CHECK(same(got.last, expected.last));
+        CHECK(got.greedy == expected.greedy);
+    }
+    const Gpus emulated(2);
+    const TemporaryModel small(shape_of("llama", 1));
+    EngineOptions options = options_for(small);
+    options.device = {"cuda", {}, Split::Columns};
+    const Engine engine(options);
+    CHECK(engine.placement() == "all layers on 2 GPUs, each with some rows of every matrix");
+    REQUIRE(engine.notes().size() == 1);
+    CHECK(engine.notes().front().starts_with("--split columns: no matrix of this model can be cut"));
+}
+
 TEST_CASE("several GPUs: batches, drafts and preemption give the text of one GPU") {
     const Gpus emulated(3);
     const TemporaryModel model(shape_of("llama", 2));

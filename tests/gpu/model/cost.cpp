@@ -61,7 +61,7 @@ struct Grid {
 
     Grid(const MatrixLaunch &launch, const LinearCode &code, const Device &device)
         : units(row_tiles(launch.rows) * std::max(1, launch.experts)),
-          warps(warps_per_tile(col_blocks(launch.cols))) {
+          warps(kernels::column_ranges(col_blocks(launch.cols))) {
         const int64_t teams = kBlockWarps / warps;
         blocks =
             std::min<int64_t>((units + teams - 1) / teams, int64_t{resident(code)} * device.multiprocessors);

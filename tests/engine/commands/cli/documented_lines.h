@@ -49,7 +49,7 @@ constexpr DocumentedLine kDocumentedLines[] = {
     {"run -m m.gguf --n-gpu-layers 35 --main-gpu 0 --split-mode none -p Hi",
      "model=m.gguf gpu-layers=35 device=cuda:0 split=none prompt=Hi"},
     {"run -m m.gguf -ngl 99 -sm row -ts 3,1 -p Hi",
-     "! layer, tensor, context or none"},
+     "! layer, tensor, columns, context or none"},
     {"run -m m.gguf -ngl 99 -sm tensor -ts 3,1 -p Hi",
      "model=m.gguf gpu-layers=99 split=tensor tensor-split=3,1 prompt=Hi"},
     {"run -m m.gguf -ngl 99 -sm layer -ts 3/1 -dev CUDA0,CUDA1 -p Hi",

@@ -237,9 +237,10 @@ size_t not_canonical(gguf::Type type, std::span<const float> y, std::span<const 
     return count;
 }
 
-float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x) {
+float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x,
+                    bool one_range) {
     const int64_t blocks = kernels::cuda::col_blocks(static_cast<int64_t>(x.size()));
-    const int64_t warps = kernels::cuda::warps_per_tile(blocks);
+    const int64_t warps = one_range ? 1 : kernels::column_ranges(blocks);
     const bool quantized = gguf::traits(type).quantized;
     const QuantizedRow q = quantize_reference(x);
     const bool halves = type == gguf::Type::F16 || type == gguf::Type::BF16;

@@ -25,8 +25,10 @@ struct HalvedRow {
 };
 HalvedRow halve_reference(std::span<const float> x);
 
-// One output: a row of weights in the layout of the file times a token's activations.
-float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x);
+// One output: a row of weights in the layout of the file times a token's activations. one_range: the row is one range of a
+// longer row.
+float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x,
+                    bool one_range = false);
 
 // Bound on the error of the product of weights w (as numbers) and x caused by rounding x: six
 // standard deviations of errors that are independent and uniformly distributed in a step, and

@@ -105,11 +105,10 @@ struct Input {
 };
 
 inline LinearParams params_for(const Input &input, int tokens) {
-    LinearParams p{};
+    LinearParams p = linear_params(input.cols);
     p.x = input.quantized;
     p.x_f32 = input.plain.as<const float>();
     p.x_stride = input.stride;
-    p.cols = static_cast<int32_t>(input.cols);
     p.tokens = tokens;
     return p;
 }

@@ -228,8 +228,12 @@ HeadLinear random_heads(PiecesProgram &pieces, gguf::Type type, std::mt19937 &ra
                out = pieces.slot(heads * rows + between(random, 0, 9), random);
     StridedSlices from = random_slices(pieces.width(in), heads, cols, false, random);
     if (random() % 2 == 0) from.first = from.first / 4 * 4, from.stride = from.stride / 4 * 4;
-    return {in, out, from, random_slices(pieces.width(out), heads, rows, true, random),
-            pieces.matrices(type, heads, rows, cols, random)};
+    return {in,
+            out,
+            from,
+            random_slices(pieces.width(out), heads, rows, true, random),
+            pieces.matrices(type, heads, rows, cols, random),
+            gguf::traits(type).quantized && random() % 2 == 0};
 }
 
 // The result of the step for a token's rows `in` and `out`, in the canonical order of linear.h.
@@ -241,7 +245,8 @@ std::vector<float> canonical_heads(const HeadLinear &step, const Weight &w, cons
             out[static_cast<size_t>(step.to.first + head * step.to.stride + row)] = tests::canonical_dot(
                 w.type, {w.data + static_cast<size_t>(head * w.rows + row) * bytes, bytes},
                 std::span(in).subspan(static_cast<size_t>(step.from.first + head * step.from.stride),
-                                      static_cast<size_t>(w.cols)));
+                                      static_cast<size_t>(w.cols)),
+                step.one_range);
     return out;
 }
 
