@@ -88,12 +88,16 @@ bool TerminalLines::take_typed() {
 LineSource::Event TerminalLines::ask(const std::string &above, const std::string &question,
                                      std::string &answer) {
     modes_.enter(TerminalModes::Mode::Edit);
-    // (A question that the editor would leave out is one of the lines above.)
-    const bool fits = has_room_for(question, window_size(in_).columns);
-    above_ = fits ? above : above + question + '\n';
-    out_.try_write(above_);
+    out_.try_write(above);
     const bool goes_on = take_typed();
     std::deque<Key> typed = std::exchange(ahead_, {});
+    above_ = above;
+    // (A question that the editor would leave out is one of the lines above.)
+    const bool fits = has_room_for(question, window_size(in_).columns);
+    if (goes_on && !fits) {
+        out_.try_write(question + '\n');
+        above_ += question + '\n';
+    }
     const Event event = goes_on ? read(fits ? question : "", answer) : Event::Interrupt;
     above_.clear();
     ahead_ = std::move(typed);
