@@ -1,6 +1,6 @@
 // Which matrices GPUs can cut by columns with the bits of one GPU. Their kernels add the products of a row in contiguous ranges
-// of its blocks, and then the sums of the ranges in order (kernels/cuda/linear/linear.h). A GPU that has whole ranges computes
-// their sums, and whoever has the sums of all ranges adds them as one GPU does.
+// of its blocks, and then the sums of the ranges in order (kernels/cuda/linear/linear.h). If each GPU
+// multiplies whole ranges, the sums of all ranges, added in this order, have the bits of one GPU.
 #pragma once
 
 #include <cstdint>

@@ -359,6 +359,7 @@ class Cutter {
         ++out_.by_columns;
         return true;
     }
+
     // Where the ranks find their slices of a step of `count` slices, of which `units` says which a rank computes.
     struct Place {
         Slot slot;
