@@ -296,8 +296,8 @@ empty :=
 list = $(subst $(empty) $(empty),:,$(strip $(1)))
 ptx_sample := $(patsubst %,$(BUILD)/ptx/compute_90/%.ptx,tests/ptx/sample/decode tests/ptx/sample/prefill \
   $(addprefix kernels/cuda/,linear/linear_prefill_floats linear/quantize select/select steps/elementwise steps/embed \
-  steps/normalize experts/experts))
-ptx_sample_tests := ptx*,cuda linear: several*,cuda prefill: several*,cuda quantize*,cuda select*,cuda elementwise*,cuda experts*
+  steps/normalize experts/experts experts/expert_places))
+ptx_sample_tests := ptx*,cuda linear: several*,cuda prefill: several*,cuda quantize*,cuda select*,cuda elementwise*,cuda experts*,cuda places: the*,cuda places: every*
 ifneq ($(NVCC),)
 ptx-test: $(BUILD)/tests ptx
 	$(Q)for a in $(PTX_ARCHS); do RUNNEL_PTX=$(BUILD)/ptx/compute_$$a $(BUILD)/tests -tc='ptx*,cuda*' || exit 1; done

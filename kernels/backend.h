@@ -147,6 +147,18 @@ struct DeviceInfo {
     double bandwidth = 0;  // peak bytes per second of its memory; 0: unknown
 };
 
+// The experts that batches chose, each counted once per batch and mixture, and those that were fetched for it from host
+// memory (Program::resident_experts).
+struct ExpertTraffic {
+    uint64_t chosen = 0, fetched = 0;
+    uint64_t fetched_bytes = 0;
+
+    ExpertTraffic &operator+=(const ExpertTraffic &more) {
+        chosen += more.chosen, fetched += more.fetched, fetched_bytes += more.fetched_bytes;
+        return *this;
+    }
+};
+
 class Communicator;
 class DeviceGathers;
 
@@ -226,6 +238,9 @@ class Backend {
     // Number of kernels launched since the backend was made, counting those of a replayed graph each time; 0
     // on devices without kernels.
     virtual int64_t launches() const { return 0; }
+
+    // Since load(); zeros if all experts are resident.
+    virtual ExpertTraffic expert_traffic() { return {}; }
 };
 
 // Whether spans of the program may be `both_ways`: its attention has sliding windows or none, and no sink cells, biases

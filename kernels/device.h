@@ -25,6 +25,7 @@ struct MemoryNeed {
     size_t weights = 0;
     size_t cache = 0;     // cache_need()
     size_t work = 0;      // activations, logits and the driver's own need
+    size_t host = 0;      // host memory that a GPU reads: experts that are not resident (not part of all())
     bool mapped = false;  // weights are read from the mapped file and take no memory of their own
     size_t all() const { return weights + cache + work; }
 };

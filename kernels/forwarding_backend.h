@@ -49,6 +49,7 @@ class ForwardingBackend : public Backend {
         device_->write_state(slot, bytes);
     }
     int64_t launches() const override { return device_->launches(); }
+    ExpertTraffic expert_traffic() override { return device_->expert_traffic(); }
 
   private:
     std::unique_ptr<Backend> device_;

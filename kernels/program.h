@@ -412,6 +412,10 @@ struct Program {
     std::vector<StateLayer> state_layers;
     std::vector<Step> steps;
     int64_t vocab = 0;  // rows of the output matrix
+    // GPUs keep this many experts of each mixture in their memory and fetch the others from host memory when a token
+    // chooses them (cuda/experts/expert_places.h); results are the same. 0: all. (A mixture of
+    // which a token uses more has that many.)
+    int32_t resident_experts = 0;
 
     // A device's partition of a split program (split_program.h) runs in parts, with steps of other devices in
     // between: part i is steps[parts[i - 1].end .. parts[i].end). The slots `in` are copied from other

@@ -77,6 +77,11 @@ class SplitBackend final : public Backend {
         for (const auto &device : devices_) all += device->launches();
         return all;
     }
+    ExpertTraffic expert_traffic() override {
+        ExpertTraffic all;
+        for (const auto &device : devices_) all += device->expert_traffic();
+        return all;
+    }
     void on_load(LoadProgress progress) override {
         for (const auto &device : devices_) device->on_load(progress);
     }

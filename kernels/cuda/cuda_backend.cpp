@@ -82,6 +82,10 @@ class CudaBackend final : public Backend {
                  std::span<ExpSum> sums) override;
     void read_logits(int32_t row, std::span<float> logits) override;
     int64_t launches() const override { return stream_.launched(); }
+    ExpertTraffic expert_traffic() override {
+        use_device(device_);
+        return experts_.traffic(stream_);
+    }
     void connect(Communicator &ranks) override { messages_.connect(ranks); }
     SlotRows exchange(Slot slot) override { return {exchange_.at(slot).as<float>(), stride(slot)}; }
     DeviceGathers *gathers() override { return &gathers_; }
@@ -222,7 +226,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     graphs_.clear();
     expect_memory(cache);
     prepare_kernels(cache);
-    experts_ = ExpertRunner(plan_, max_tokens);
+    experts_ = ExpertRunner(stream_, program_, plan_, max_tokens);
     heads_ = HeadRunner(program_, plan_, max_tokens);
     logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     weights_ = DeviceWeights(program_, plan_, progress_);

@@ -32,6 +32,7 @@ class Planner {
   public:
     explicit Planner(const Program &program) : program_(program) {
         plan_.uses.assign(program.weights.size(), WeightUse::None);
+        plan_.places.assign(program.weights.size(), 0);
     }
 
     Plan run() {
@@ -346,8 +347,18 @@ class Planner {
         use_floats(r.expert_scales);
         for (const ExpertsOp::In &in : op.in) quantize(step.in, in.format);
         op.buffer = buffer_;
+        if (program_.resident_experts > 0) place(op, std::max(program_.resident_experts, r.used));
         plan_.ops.push_back(std::move(op));
         written(step.out);
+    }
+    // Device memory holds `resident` of the experts.
+    void place(ExpertsOp &op, int32_t resident) {
+        if (resident >= op.experts) return;
+        expect(!op.in.empty() && op.step.down != kNoWeight, "experts that are not resident, in two steps");
+        op.places = resident;
+        op.placed = placed_++;
+        for (const WeightId id : {op.step.gate, op.step.up, op.step.down})
+            if (id != kNoWeight) plan_.places[static_cast<size_t>(id)] = resident;
     }
     void add_in(ExpertsOp &op, const ExpertsOp::Part &part, bool of_up) {
         use_tiles(part.weight, Count::Many);
@@ -434,7 +445,8 @@ class Planner {
     Program::Part part_;   // the current one
     size_t first_op_ = 0;  // index of its first operation
     Slot quantized_ = kNoSlot;
-    int buffer_ = 0;  // the buffer that holds `quantized_`
+    int buffer_ = 0;      // the buffer that holds `quantized_`
+    int32_t placed_ = 0;  // operations with ExpertsOp::places so far
 };
 
 }  // namespace

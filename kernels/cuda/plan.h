@@ -78,6 +78,8 @@ struct ExpertsOp {
     bool scaled;                         // gate or up has scales: they are separate launches
     bool fused;                          // the launch of gate and up also applies the activation
     ActivationKind activation;
+    int32_t places = 0;  // how many experts device memory holds at a time (expert_places.h); 0: all
+    int32_t placed = 0;  // with places: the number of this operation among those that have places
 };
 
 using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Rotate, Mix, StreamWeights,
@@ -92,8 +94,10 @@ struct Plan {
     std::vector<size_t> part_ends;  // in ops, of the program's parts
     std::optional<Logits> logits;   // the last step
     std::vector<WeightUse> uses;    // of Program::weights
-    int64_t widest = 0;             // columns of the widest quantized input
-    ActivationForms forms;          // all forms that some matrix needs
+    std::vector<int32_t>
+        places;             // of Program::weights: experts of which device memory holds this many; 0: all
+    int64_t widest = 0;     // columns of the widest quantized input
+    ActivationForms forms;  // all forms that some matrix needs
 
     // The forms of a row of `cols` values. Formats that need integers always have multiples of 32.
     ActivationForms forms_at(int64_t cols) const { return {forms.integers && cols % 32 == 0, forms.halves}; }

@@ -52,14 +52,16 @@ ExpertRunner::Sizes ExpertRunner::sizes(const Plan &plan, int32_t max_tokens) {
     return all;
 }
 
-size_t ExpertRunner::bytes(const Plan &plan, int32_t max_tokens) {
+size_t ExpertRunner::bytes(const Program &program, const Plan &plan, int32_t max_tokens) {
     const Sizes s = sizes(plan, max_tokens);
     if (s.rows == 0) return 0;
-    return static_cast<size_t>(s.rows * 6 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
+    return PlaceRunner::bytes(program, plan) +
+           static_cast<size_t>(s.rows * 6 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
                                (s.hidden + s.results) * 4 + s.packed + 8);
 }
 
-ExpertRunner::ExpertRunner(const Plan &plan, int32_t max_tokens) {
+ExpertRunner::ExpertRunner(Stream &stream, const Program &program, const Plan &plan, int32_t max_tokens)
+    : places_(stream, program, plan) {
     const Sizes s = sizes(plan, max_tokens);
     if (s.rows == 0) return;
     const auto memory = [](int64_t bytes) {
@@ -71,6 +73,8 @@ ExpertRunner::ExpertRunner(const Plan &plan, int32_t max_tokens) {
     counts_ = memory(2 * sizeof(int32_t));
     hidden_ = memory(4 * s.hidden);
     results_ = memory(4 * s.results);
+    // A round also quantizes the rows of later ones, which nothing has written yet.
+    if (PlaceRunner::bytes(program, plan) > 0 && s.hidden > 0) stream.fill(hidden_.data(), 0, hidden_.size());
     packed_ = memory(s.packed);
     prepare(route_kernel().handle, kRouteShared);
     prepare(group_rows_kernel().handle, kGroupRowsShared);
@@ -93,10 +97,17 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
                             many_.as<const TokenGroup>(),
                             counts_.as<const int32_t>(),
                             counts_.as<const int32_t>() + 1};
-    route(launcher, op, weights, operands, rows);
-    if (!op.in.empty()) gate_and_up(launcher, op, weights, operands, groups);
-    if (step.down == kNoWeight) return write_hidden(launcher, op, operands, rows);
-    down(launcher, op, weights, operands, groups);
+    route(launcher, op, weights, operands);
+    const int32_t rounds = op.places > 0 ? expert_rounds(rows, op.experts, op.places) : 1;
+    for (int32_t round = 0; round < rounds; ++round) {
+        const int32_t *const places =
+            op.places > 0 ? places_.enqueue(launcher, op, weights, chosen_.as<const int32_t>(), rows, round)
+                          : nullptr;
+        group_rows(launcher, op, weights, rows, places);
+        if (!op.in.empty()) gate_and_up(launcher, op, weights, operands, groups);
+        if (step.down == kNoWeight) return write_hidden(launcher, op, operands, rows);
+        down(launcher, op, weights, operands, groups);
+    }
     const auto width = static_cast<int32_t>(op.out_width);
     launcher.run(combine_kernel(), (int64_t{operands.tokens} * width + 255) / 256, 0,
                  {results_.as<const float>(), rows_.as<const int32_t>(),
@@ -106,7 +117,7 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
 }
 
 void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
-                         const Operands &operands, int32_t rows) {
+                         const Operands &operands) {
     const Routing &r = op.step.routing;
     launcher.run_exactly(
         route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens, kRouteShared,
@@ -114,20 +125,29 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
          weights.floats(r.expert_scales), operands.tokens, op.experts, r.used, r.groups, r.groups_used,
          r.group_best, score_of(r.score), r.normalize, r.scale, chosen_.as<int32_t>(), weights_.as<float>(),
          operands.chosen.data, operands.chosen.stride});
-    launcher.run_exactly(group_rows_kernel(), op.experts, kGroupRowsShared,
-                         {chosen_.as<const int32_t>(),
-                          op.step.weights_on_input ? weights_.as<const float>() : nullptr,
-                          {weights.floats(op.step.gate_scales), weights.floats(op.step.up_scales)},
-                          rows,
-                          op.in.empty() ? 1 : r.used,
-                          op.experts,
-                          sources_.as<int32_t>(),
-                          {gate_weights_.as<float>(), up_weights_.as<float>()},
-                          rows_.as<int32_t>(),
-                          few_.as<TokenGroup>(),
-                          many_.as<TokenGroup>(),
-                          counts_.as<int32_t>(),
-                          counts_.as<int32_t>() + 1});
+}
+
+// Places were filled by the launch before: what follows may read them as weights, so it starts when all that is done.
+void ExpertRunner::group_rows(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+                              int32_t rows, const int32_t *places) {
+    const GroupRowsParams params{chosen_.as<const int32_t>(),
+                                 op.step.weights_on_input ? weights_.as<const float>() : nullptr,
+                                 {weights.floats(op.step.gate_scales), weights.floats(op.step.up_scales)},
+                                 rows,
+                                 op.in.empty() ? 1 : op.step.routing.used,
+                                 op.experts,
+                                 sources_.as<int32_t>(),
+                                 {gate_weights_.as<float>(), up_weights_.as<float>()},
+                                 rows_.as<int32_t>(),
+                                 few_.as<TokenGroup>(),
+                                 many_.as<TokenGroup>(),
+                                 counts_.as<int32_t>(),
+                                 counts_.as<int32_t>() + 1,
+                                 places};
+    if (places != nullptr)
+        launcher.run_after_all(group_rows_kernel(), op.experts, kGroupRowsShared, params);
+    else
+        launcher.run_exactly(group_rows_kernel(), op.experts, kGroupRowsShared, params);
 }
 
 // Writes h into hidden_. Without a fused activation, gate and up are first written there side by side.
@@ -147,7 +167,7 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
         for (const ExpertsOp::Part &part : in.parts) {
             LinearMatrix &m = p.matrix[p.matrices++];
             m.tiles = weights.tiles(part.weight);
-            m.bias = weights.floats(part.bias);
+            m.bias = bias(op, weights, part.bias);
             m.rows = static_cast<int32_t>(part.rows);
             m.out = hidden_.as<float>() + part.at;
             m.out_stride = stride;
@@ -187,7 +207,7 @@ void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWei
     p.x_stride = stride;
     p.matrices = 1;
     p.matrix[0].tiles = weights.tiles(op.step.down);
-    p.matrix[0].bias = weights.floats(op.step.down_bias);
+    p.matrix[0].bias = bias(op, weights, op.step.down_bias);
     p.matrix[0].rows = static_cast<int32_t>(op.out_width);
     p.matrix[0].out = results_.as<float>();
     p.matrix[0].out_stride = stride_of(op.out_width);

@@ -1,10 +1,12 @@
 // Runs the Experts steps of a plan: owns the work memory between their kernels and launches them in order:
 // route, group rows, gate and up, activation (if the matrix kernel does not include it), quantize, down, sum. A step that
-// computes only h ends with a launch that sorts it by pairs; one that reads h begins, after the routing, with quantize.
+// computes only h ends with a launch that sorts it by pairs; one that reads h begins, after the routing, with quantize. A
+// step with places (expert_places.h) repeats what is between the routing and the sum for each of its rounds.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cuda/experts/place_runner.h"
 #include "kernels/cuda/linear/linear_launch.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/runtime/launcher.h"
@@ -17,10 +19,10 @@ class ExpertRunner {
   public:
     ExpertRunner() = default;
     // Allocates memory for batches of `max_tokens` tokens and loads the kernels; nothing if the plan has no experts.
-    ExpertRunner(const Plan &plan, int32_t max_tokens);
+    ExpertRunner(Stream &stream, const Program &program, const Plan &plan, int32_t max_tokens);
 
     // Bytes that the constructor will allocate.
-    static size_t bytes(const Plan &plan, int32_t max_tokens);
+    static size_t bytes(const Program &program, const Plan &plan, int32_t max_tokens);
 
     // input: the step's input, quantized if the format of its matrices requires it. in, logits, add and out are
     // the step's slots, and so is chosen; add.data and chosen.data may be null.
@@ -32,11 +34,19 @@ class ExpertRunner {
     void enqueue(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                  const Operands &operands);
 
+    // Of all batches so far. Waits for the stream.
+    ExpertTraffic traffic(Stream &stream) const { return places_.traffic(stream); }
+
   private:
     struct Sizes;
     static Sizes sizes(const Plan &plan, int32_t max_tokens);
     void route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
-               const Operands &operands, int32_t rows);
+               const Operands &operands);
+    void group_rows(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights, int32_t rows,
+                    const int32_t *places);
+    const float *bias(const ExpertsOp &op, const DeviceWeights &weights, WeightId id) const {
+        return op.places > 0 ? places_.bias(op, id) : weights.floats(id);
+    }
     void gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                      const Operands &operands, const ExpertRows &rows);
     void write_hidden(Launcher &launcher, const ExpertsOp &op, const Operands &operands, int32_t rows);
@@ -49,6 +59,7 @@ class ExpertRunner {
     DeviceMemory few_, many_, counts_;        // lists of groups; their lengths
     DeviceMemory hidden_, packed_;            // [row][gate, up]; h, quantized
     DeviceMemory results_;                    // [row][width of out]
+    PlaceRunner places_;
 };
 
 }  // namespace runnel::kernels::cuda

@@ -228,12 +228,17 @@ struct GroupRows {
     static constexpr int kThreads = 256, kBlocks = 4;
 
     static DEVICE uint32_t groups_for(uint32_t rows, uint32_t size) { return (rows + size - 1) / size; }
+    // What the groups of an expert name; -1: it has none.
+    static DEVICE int32_t name_of(const Params &p, int32_t expert) {
+        return p.places ? p.places[expert] : expert;
+    }
 
     // Warp collective: the sums over the experts before this one.
-    static DEVICE void sum_before(uint32_t expert, GroupRowsShared &shared) {
+    static DEVICE void sum_before(const Params &p, uint32_t expert, GroupRowsShared &shared) {
         int first = 0, few = 0, many = 0;
         for (uint32_t e = static_cast<uint32_t>(lane_index()); e < expert; e += 32) {
             first += static_cast<int>(shared.count[e]);
+            if (name_of(p, static_cast<int32_t>(e)) < 0) continue;
             few += static_cast<int>(groups_for(shared.count[e], kLinearGroupTokens));
             many += static_cast<int>(groups_for(shared.count[e], kPrefillTokens));
         }
@@ -259,12 +264,12 @@ struct GroupRows {
         return sum - own;
     }
 
-    static DEVICE void write_groups(TokenGroup *to, int32_t expert, uint32_t at, uint32_t first,
-                                    uint32_t rows, uint32_t size) {
+    static DEVICE void write_groups(TokenGroup *to, int32_t name, uint32_t at, uint32_t first, uint32_t rows,
+                                    uint32_t size) {
         for (uint32_t i = static_cast<uint32_t>(thread_index()); i < groups_for(rows, size);
              i += static_cast<uint32_t>(block_threads())) {
             const uint32_t left = rows - i * size;
-            to[at + i] = {expert, static_cast<int32_t>(first + i * size),
+            to[at + i] = {name, static_cast<int32_t>(first + i * size),
                           static_cast<int32_t>(left < size ? left : size)};
         }
     }
@@ -285,7 +290,7 @@ struct GroupRows {
             own += p.chosen[i] == expert;
         }
         block_sync();
-        if (warp_index() == 0) sum_before(static_cast<uint32_t>(expert), shared);
+        if (warp_index() == 0) sum_before(p, static_cast<uint32_t>(expert), shared);
         uint32_t row = sum_of_earlier(own, shared) + shared.first;
         float scale[2];
 #pragma unroll
@@ -298,9 +303,10 @@ struct GroupRows {
             for (int k = 0; k < 2; ++k) p.row_weights[k][row] = weight * scale[k];
             p.rows[i] = static_cast<int32_t>(row++);
         }
-        const uint32_t rows = shared.count[expert];
-        write_groups(p.few, expert, shared.few, shared.first, rows, kLinearGroupTokens);
-        write_groups(p.many, expert, shared.many, shared.first, rows, kPrefillTokens);
+        const int32_t name = name_of(p, expert);
+        const uint32_t rows = name < 0 ? 0 : shared.count[expert];
+        write_groups(p.few, name, shared.few, shared.first, rows, kLinearGroupTokens);
+        write_groups(p.many, name, shared.many, shared.first, rows, kPrefillTokens);
         if (expert == p.experts - 1 && thread_index() == 0) {
             *p.few_count = static_cast<int32_t>(shared.few + groups_for(rows, kLinearGroupTokens));
             *p.many_count = static_cast<int32_t>(shared.many + groups_for(rows, kPrefillTokens));

@@ -52,6 +52,8 @@ struct GroupRowsParams {
     // The rows of each expert in groups of at most kLinearGroupTokens, and of at most kPrefillTokens.
     TokenGroup *few, *many;
     int32_t *few_count, *many_count;
+    // [experts], or null: the groups name this place in place of the expert; no groups where it is -1 (expert_places.h).
+    const int32_t *places = nullptr;
 };
 Kernel<GroupRowsParams> group_rows_kernel();
 inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 4);

@@ -30,6 +30,13 @@ class Launcher {
                {static_cast<uint32_t>(blocks), shared, limits(kernel.handle, shared).can_depend}, params);
     }
 
+    // Never as a dependent launch: begins when all earlier launches are complete.
+    template <class Params>
+    void run_after_all(const Kernel<Params> &kernel, int64_t blocks, SharedBytes shared,
+                       const std::type_identity_t<Params> &params) {
+        launch(stream_, kernel, {static_cast<uint32_t>(blocks), shared, false}, params);
+    }
+
     int multiprocessors() const { return properties_.multiprocessors; }
     const Switches &switches() const { return switches_; }
 

@@ -38,8 +38,9 @@ MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConf
             "--cache-type-v, or --device cpu");
     MemoryNeed need;
     need.weights = weight_memory(program, plan);
+    need.host = host_weight_memory(program, plan);
     need.cache = cache_memory(program, cache, max_tokens);
-    need.work = slot_bytes(program, max_tokens) + ExpertRunner::bytes(plan, max_tokens) +
+    need.work = slot_bytes(program, max_tokens) + ExpertRunner::bytes(program, plan, max_tokens) +
                 HeadRunner::bytes(program, plan, max_tokens) + ScanRunner::bytes(program, max_tokens) +
                 static_cast<size_t>(activation_bytes(plan.widest, max_tokens, plan.forms) +
                                     activation_bytes(plan.widest, kLinearTokens, plan.forms)) +

@@ -30,11 +30,19 @@ size_t aligned(size_t bytes) {
     return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
 }
 
-size_t device_bytes(const Weight &w, WeightUse use) {
+size_t matrix_tiles(const Weight &w) {
+    return static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols));
+}
+
+// places: Plan::places of the weight.
+size_t device_bytes(const Weight &w, WeightUse use, int32_t places) {
     if (use == WeightUse::None) return 0;
-    return aligned(use == WeightUse::Floats
-                       ? w.bytes()
-                       : static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols) * w.count));
+    if (use == WeightUse::Floats) return aligned(w.bytes());
+    return aligned(matrix_tiles(w) * static_cast<size_t>(places > 0 ? places : w.count));
+}
+
+size_t host_bytes(const Weight &w, int32_t places) {
+    return places > 0 ? matrix_tiles(w) * static_cast<size_t>(w.count) : 0;
 }
 
 // Size of a pinned buffer: at least 16 rows of the widest matrix, at most all weights.
@@ -88,7 +96,21 @@ class Uploader {
         Weight one = w;
         for (int64_t i = 0; i < w.count; ++i) {
             one.data = w.matrix(i);
-            matrix(one, to + i * tiled_bytes(tile_format(w.type), w.rows, w.cols));
+            matrix(one, to + static_cast<size_t>(i) * matrix_tiles(w));
+        }
+    }
+    // Does the same and brings them back to host memory.
+    void tiles_to_host(const Weight &w, std::byte *to) {
+        const size_t bytes = matrix_tiles(w);
+        if (tiles_.size() < bytes) {
+            stream_.wait();
+            tiles_ = DeviceMemory(bytes, "experts");
+        }
+        Weight one = w;
+        for (int64_t i = 0; i < w.count; ++i) {
+            one.data = w.matrix(i);
+            matrix(one, tiles_.data());
+            stream_.copy_to_host(to + static_cast<size_t>(i) * bytes, tiles_.data(), bytes);
         }
     }
 
@@ -183,6 +205,7 @@ class Uploader {
     std::unique_ptr<cpu::Pool> readers_;
     std::array<Piece, kPieces> pieces_;
     DeviceMemory exponents_;  // of the current piece: pieces are processed in stream order
+    DeviceMemory tiles_;      // of a matrix on its way back to host memory, likewise
     size_t next_ = 0;
     Stream stream_;  // destroyed first: no work is in flight when the memory is freed
 };
@@ -192,13 +215,21 @@ class Uploader {
 size_t weight_memory(const Program &program, const Plan &plan) {
     size_t bytes = 0;
     for (size_t i = 0; i < program.weights.size(); ++i)
-        bytes += device_bytes(program.weights[i], plan.uses[i]);
+        bytes += device_bytes(program.weights[i], plan.uses[i], plan.places[i]);
+    return bytes;
+}
+
+size_t host_weight_memory(const Program &program, const Plan &plan) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < program.weights.size(); ++i)
+        bytes += host_bytes(program.weights[i], plan.places[i]);
     return bytes;
 }
 
 DeviceWeights::DeviceWeights(const Program &program, const Plan &plan, const LoadProgress &progress)
     : memory_(std::max<size_t>(weight_memory(program, plan), 1), "weights"),
-      at_(program.weights.size(), nullptr) {
+      at_(program.weights.size(), nullptr),
+      host_(program.weights.size()) {
     size_t all = 0;
     for (size_t i = 0; i < program.weights.size(); ++i)
         if (plan.uses[i] != WeightUse::None) all += program.weights[i].bytes();
@@ -208,12 +239,16 @@ DeviceWeights::DeviceWeights(const Program &program, const Plan &plan, const Loa
     for (size_t i = 0; i < program.weights.size(); ++i) {
         const Weight &w = program.weights[i];
         if (plan.uses[i] == WeightUse::None) continue;
-        const size_t bytes = device_bytes(w, plan.uses[i]);
+        const size_t bytes = device_bytes(w, plan.uses[i], plan.places[i]);
         name_region(to, bytes, w.name.c_str(), Region::Weights);
-        if (plan.uses[i] == WeightUse::Tiles)
+        if (const size_t host = host_bytes(w, plan.places[i]); host > 0) {
+            host_[i] = PinnedMemory(host);
+            uploader.tiles_to_host(w, host_[i].data());
+        } else if (plan.uses[i] == WeightUse::Tiles) {
             uploader.tiles(w, to);
-        else
+        } else {
             uploader.floats(w, to);
+        }
         at_[i] = to;
         to += bytes;
     }

@@ -1,4 +1,5 @@
-// The weights of a program in device memory: matrices as tiles, vectors unchanged, all in one allocation.
+// The weights of a program in device memory: matrices as tiles, vectors unchanged, all in one allocation. Of experts
+// that are not all resident (Plan::places), device memory has places without content, and pinned host memory the tiles.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,9 @@
 
 namespace runnel::kernels::cuda {
 
-// Bytes that the upload will allocate.
+// Bytes that the upload will allocate, in device memory and in host memory.
 size_t weight_memory(const Program &program, const Plan &plan);
+size_t host_weight_memory(const Program &program, const Plan &plan);
 
 class DeviceWeights {
   public:
@@ -22,6 +24,9 @@ class DeviceWeights {
     DeviceWeights(const Program &program, const Plan &plan, const LoadProgress &progress);
 
     const std::byte *tiles(WeightId id) const { return at_[static_cast<size_t>(id)]; }
+    // Of a weight with places: all of its matrices, in host memory; and its places.
+    const std::byte *host_tiles(WeightId id) const { return host_[static_cast<size_t>(id)].data(); }
+    std::byte *places(WeightId id) const { return memory_.data() + (tiles(id) - memory_.data()); }
     const float *floats(WeightId id) const {
         return id == kNoWeight ? nullptr : reinterpret_cast<const float *>(at_[static_cast<size_t>(id)]);
     }
@@ -29,6 +34,7 @@ class DeviceWeights {
   private:
     DeviceMemory memory_;
     std::vector<const std::byte *> at_;  // by WeightId; null: not uploaded
+    std::vector<PinnedMemory> host_;     // likewise; empty but for weights with places
 };
 
 }  // namespace runnel::kernels::cuda

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gguf/half.h"
+#include "kernels/cuda/experts/expert_places.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "kernels/cuda/runtime/switches.h"
 #include "tests/gpu/device/doubt_kernels.h"
@@ -173,6 +174,36 @@ TEST_CASE("doubts: how high is the bandwidth of reads alone?") {
     answer(
         "read bandwidth", "measured",
         number(static_cast<double>(bytes) / time / 1e9, "GB/s", 0) + " of reads, 32 KB per block in flight");
+}
+
+TEST_CASE("doubts: does a kernel read host memory as fast as copies do?") {
+    Stream stream;
+    prepare(fetch_experts_kernel().handle, 0);
+    constexpr int32_t kExperts = 16;
+    const size_t each = small() ? 4096 : size_t{4} << 20;
+    const PinnedMemory host(kExperts * each);
+    std::fill_n(host.data(), host.size(), std::byte{0x5a});
+    const simt::Buffer<uint8_t> places(stream, std::vector<uint8_t>(host.size()), "places");
+    std::vector<FetchedExpert> list;
+    for (int32_t i = 0; i < kExperts; ++i) list.push_back({i, i});
+    const simt::Buffer<FetchedExpert> fetched(stream, list, "fetched");
+    const simt::Buffer<int32_t> count(stream, std::vector<int32_t>{kExperts}, "count");
+    FetchExpertsParams params{};
+    params.part[params.parts++] = {host.data(), reinterpret_cast<std::byte *>(places.data()),
+                                   static_cast<int64_t>(each)};
+    params.fetched = fetched.data(), params.fetched_count = count.data();
+    const auto blocks = static_cast<uint32_t>(std::max<size_t>(1, std::min<size_t>(each / 4096, 512)));
+    const double kernel = seconds(stream, [&] {
+        launch(stream, fetch_experts_kernel(), {blocks, 0}, params);
+    });
+    CHECK(std::ranges::all_of(places.read(), [](uint8_t byte) { return byte == 0x5a; }));
+    const double copy =
+        seconds(stream, [&] { stream.copy_to_device(places.data(), host.data(), host.size()); });
+    const auto rate = [&](double time) {
+        return number(static_cast<double>(host.size()) / time / 1e9, "GB/s", 1);
+    };
+    answer("experts fetched by a kernel", kernel < 1.15 * copy ? "as fast as copies" : "SLOWER",
+           rate(kernel) + " of host memory, copies " + rate(copy));
 }
 
 TEST_CASE("doubts: are dependent launches right, and how fast are they?") {
