@@ -2,6 +2,7 @@
 // weights and cache layers that they read and write.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <variant>
 
@@ -184,6 +185,19 @@ template <class S, typename F>
 void for_each_step(const Program &program, F &&f) {
     for (const Step &step : program.steps)
         if (const auto *s = std::get_if<S>(&step)) f(*s);
+}
+
+// The largest numbers over all mixtures; 0 without one.
+struct ExpertCounts {
+    int32_t all = 0, used = 0;
+};
+inline ExpertCounts expert_counts(const Program &program) {
+    ExpertCounts counts;
+    for_each_step<Experts>(program, [&](const Experts &step) {
+        counts.all = std::max(counts.all, static_cast<int32_t>(expert_count(program, step)));
+        counts.used = std::max(counts.used, step.routing.used);
+    });
+    return counts;
 }
 
 // A Linear with two matrices and the Activation that reads both; devices compute the pair in one pass.

@@ -16,6 +16,7 @@
 #include "engine/decode/error.h"
 #include "engine/decode/sampling_settings.h"
 #include "engine/model/draft_head.h"
+#include "gguf/base/bytes.h"
 #include "gguf/base/random_seed.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
@@ -90,6 +91,16 @@ std::optional<int64_t> cpu_experts(const ModelOptions &options) {
     return options.cpu_moe_layers;
 }
 
+// PlacementRequest::gpu_experts.
+std::optional<int32_t> gpu_experts(const ModelOptions &options) {
+    if (options.gpu_experts == "all") return std::nullopt;
+    if (cpu_experts(options))
+        throw UsageError(
+            "--gpu-experts runs all experts on the GPU, --cpu-moe and --n-cpu-moe some on the CPU: leave one "
+            "out");
+    return options.gpu_experts == "auto" ? 0 : std::stoi(options.gpu_experts);
+}
+
 }  // namespace
 
 decode::EngineOptions engine_options(const ModelOptions &options) {
@@ -109,7 +120,8 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
             .batch = options.batch,
             .sequences = 1,
             .device = {options.device,
-                       {gpu_layers(options.gpu_layers), cpu_experts(options), options.tensor_split},
+                       {gpu_layers(options.gpu_layers), cpu_experts(options), options.tensor_split,
+                        gpu_experts(options)},
                        options.split},
             .cache = options.cache,
             .weights = storage_of(options.load_mode)};
@@ -299,7 +311,10 @@ Report report(const std::string &model, uint64_t seed, const decode::Engine &eng
             done.usage.completion_tokens,
             std::string(finish_name(done)),
             engine.placement_details(),
-            done.speculation};
+            done.speculation,
+            {},
+            {},
+            engine.expert_traffic()};
 }
 
 Json timings_json(const Report &report) {
@@ -347,6 +362,25 @@ std::string speculation_text(const decode::SpeculationCounts &c) {
     return line;
 }
 
+namespace {
+
+Json experts_json(const kernels::ExpertTraffic &experts) {
+    return {
+        {"chosen", experts.chosen}, {"fetched", experts.fetched}, {"fetched_bytes", experts.fetched_bytes}};
+}
+
+std::string experts_text(const kernels::ExpertTraffic &experts) {
+    char text[160];
+    std::snprintf(
+        text, sizeof text, "experts  %9llu  chosen, %llu of them fetched from host memory (%.0f%%, %s)\n",
+        static_cast<unsigned long long>(experts.chosen), static_cast<unsigned long long>(experts.fetched),
+        100.0 * static_cast<double>(experts.fetched) / static_cast<double>(experts.chosen),
+        base::mebibytes(experts.fetched_bytes).c_str());
+    return text;
+}
+
+}  // namespace
+
 Json report_json(const Report &report) {
     Json json = {{"program", "runnel"},
                  {"model", report.model},
@@ -360,6 +394,7 @@ Json report_json(const Report &report) {
     if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
     if (report.stored) json["stored_prompts"] = stored_json(*report.stored);
     if (report.sampling.any()) json["file_sampling"] = file_sampling_json(report.sampling);
+    if (report.experts.chosen > 0) json["experts"] = experts_json(report.experts);
     return json;
 }
 
@@ -378,7 +413,8 @@ std::string report_text(const Report &report) {
         static_cast<long long>(report.prompt_tokens) - static_cast<long long>(t.prefill_tokens),
         t.prefill_rate(), t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
         report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed), report.placement.c_str());
-    return text + file_sampling_text(report.sampling) +
+    return text + (report.experts.chosen > 0 ? experts_text(report.experts) : std::string()) +
+           file_sampling_text(report.sampling) +
            (report.speculation ? speculation_text(*report.speculation) : std::string()) +
            (report.stored ? stored_text(*report.stored) : std::string());
 }

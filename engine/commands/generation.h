@@ -71,6 +71,7 @@ struct Report {
     std::optional<decode::SpeculationCounts> speculation = {};
     std::optional<StoredReport> stored = {};  // nullopt: no prompts on the disk were used
     completion::FileSampling sampling = {};   // the settings that the model's file gave
+    kernels::ExpertTraffic experts = {};      // of all requests so far; zeros: GPUs hold all experts
 };
 Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,
               const completion::Done &done);

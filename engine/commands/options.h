@@ -26,6 +26,7 @@ struct ModelOptions {
     std::string gpu_layers = "auto";        // "all" or a number
     bool cpu_moe = false;                   // all experts on the CPU
     std::optional<int64_t> cpu_moe_layers;  // only the experts of the first N layers on the CPU
+    std::string gpu_experts = "all";        // of each layer, in GPU memory at a time: "auto" or a number
     decode::Split split = decode::Split::Layer;
     bool several_processes = false;    // whether the command works in processes that were started together
     std::vector<double> tensor_split;  // shares of the GPUs; empty: as many layers on each as fit

@@ -179,11 +179,13 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
     for (size_t gpu = 0; gpu + 1 < devices_.size(); ++gpu)
         if (std::string note = devices_[gpu]->note(); !note.empty()) notes_.push_back(std::move(note));
     on_gpus_ = plan->placement;
+    model_.program.resident_experts = on_gpus_.resident_experts;
     placement_ = placement_text(model_.program, devices_, on_gpus_);
     divided_ = plan->divided;
     if (!plan->missing.empty()) notes_.push_back(plan->missing + "; the steps that need it run on the CPU");
     if (!is_as_requested(on_gpus_, options.device.placement))
-        notes_.push_back(placement_ + ": " + has + std::to_string(gpu_free >> 20) + " MiB free");
+        notes_.push_back(placement_ + resident_text(model_.program, on_gpus_) + ": " + has +
+                         std::to_string(gpu_free >> 20) + " MiB free");
     start_executor(options, plan->context);
     return true;
 }
@@ -391,7 +393,7 @@ std::string Engine::placement() const {
 
 std::string Engine::placement_details() const {
     const std::string gathers = executor_->gather_note();
-    return placement_ + (gathers.empty() ? "" : ", " + gathers);
+    return placement_ + resident_text(model_.program, on_gpus_) + (gathers.empty() ? "" : ", " + gathers);
 }
 
 std::unique_ptr<kernels::Backend> Engine::cpu_backend() const {

@@ -82,6 +82,8 @@ class Engine {
     std::string placement() const;
     // The same with what may differ from run to run without a change of the results: "..., gathers by NCCL 2.28.9".
     std::string placement_details() const;
+    // Of what ran so far. Waits for the GPUs.
+    kernels::ExpertTraffic expert_traffic() const { return executor_->expert_traffic(); }
     // Another backend on the same devices, for a second program: its layers run where this model's layers of
     // the same numbers run, or in this process alone.
     std::unique_ptr<kernels::Backend> another_backend() const;

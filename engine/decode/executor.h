@@ -140,6 +140,7 @@ class Executor {
     kernels::DeviceInfo device() const { return backend_->info(); }
     std::string gather_note() const { return backend_->gather_note(); }
     int64_t launches() const { return backend_->launches(); }
+    kernels::ExpertTraffic expert_traffic() const { return backend_->expert_traffic(); }
 
   private:
     struct Grown {

@@ -23,7 +23,7 @@ class Selector {
         if (choice_.fixed || gpus.size() == 1) return together(gpus);
         // GPUs with less memory than all weights need not be tried, unless the request leaves weights on the CPU.
         size_t least = 0;
-        if (!request_.gpu_layers && !request_.cpu_experts)
+        if (!request_.gpu_layers && !request_.cpu_experts && !request_.gpu_experts)
             for (const kernels::Weight &weight : program.weights) least += weight.bytes();
         for (const kernels::DevicePtr &gpu : gpus) {
             if (gpu->info().memory_total < least) continue;
@@ -112,6 +112,7 @@ class Selector {
 bool is_as_requested(const Placement &placement, const PlacementRequest &request) {
     if (request.gpu_layers) return true;
     return placement.gpu_layers > placement.layers && placement.embedding &&
+           (placement.resident_experts == 0 || request.gpu_experts > 0) &&
            placement.cpu_experts <= request.cpu_experts.value_or(0);
 }
 

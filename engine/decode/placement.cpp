@@ -24,10 +24,35 @@ bool has_experts(const kernels::Program &program) {
     return std::any_of(program.steps.begin(), program.steps.end(), kernels::selects_experts);
 }
 
+// candidates() for PlacementRequest::gpu_experts.
+std::vector<Placement> candidates_with_places(const kernels::Program &program,
+                                              const PlacementRequest &request) {
+    const int32_t layers = model::layers_of(program).count, all = layers + 1;
+    const auto most = static_cast<int32_t>(std::min<int64_t>(request.gpu_layers.value_or(all), all));
+    const kernels::ExpertCounts experts = kernels::expert_counts(program);
+    const int32_t asked = *request.gpu_experts;
+    const int32_t least = asked > 0 ? std::max(asked, experts.used)
+                                    : std::min(PlacementRequest::kLeastTokens * experts.used, experts.all);
+    const auto resident = [&](int32_t count) { return count < experts.all ? count : 0; };
+    std::vector<Placement> list;
+    if (most == all) {
+        for (int32_t n = asked > 0 ? least : experts.all; n >= least; --n)
+            list.push_back({layers, all, true, 0, {}, resident(n)});
+        list.push_back({layers, all, false, 0, {}, resident(least)});
+    } else {
+        for (int32_t n = asked > 0 ? least : experts.all; n >= least; --n)
+            list.push_back({layers, most, false, 0, {}, resident(n)});
+    }
+    for (int32_t n = most - 1; n >= 1 && !request.gpu_layers; --n)
+        list.push_back({layers, n, false, 0, {}, resident(least)});
+    return list;
+}
+
 // All placements within the request, the one with the most on the GPU first.
 std::vector<Placement> candidates(const kernels::Program &program, const PlacementRequest &request) {
-    const int32_t layers = model::layers_of(program).count, all = layers + 1;
     const bool fixed = request.gpu_layers.has_value(), experts = has_experts(program);
+    if (request.gpu_experts && experts) return candidates_with_places(program, request);
+    const int32_t layers = model::layers_of(program).count, all = layers + 1;
     const auto most = static_cast<int32_t>(std::min<int64_t>(request.gpu_layers.value_or(all), all));
     const auto least_experts =
         experts ? static_cast<int32_t>(std::min<int64_t>(request.cpu_experts.value_or(0), layers)) : 0;
@@ -173,6 +198,7 @@ class Planner {
         if (gpus() > 1) placement.each = std::move(each);
         kernels::SplitProgram split =
             kernels::split_program(program_, assigner_.assign(placement), devices_.size());
+        for (kernels::Program &own : split.programs) own.resident_experts = placement.resident_experts;
         return {std::move(placement), std::move(split)};
     }
 
@@ -229,8 +255,9 @@ class Planner {
                    const CacheShape &shape) const {
         std::vector<uint8_t> elsewhere = assigner_.assign(placement);
         for (uint8_t &device : elsewhere) device = device != gpu;
-        const kernels::SplitProgram split = kernels::split_program(program_, elsewhere, 2);
-        const kernels::Program &own = split.programs.front();
+        kernels::SplitProgram split = kernels::split_program(program_, elsewhere, 2);
+        kernels::Program &own = split.programs.front();
+        own.resident_experts = placement.resident_experts;
         if (own.steps.empty()) return 0;
         const size_t beside = context_.beside ? context_.beside(shape, cache.context) : 0;
         return devices_[gpu]->need(own, cache, context_.batch).all() + beside;
@@ -262,6 +289,7 @@ class Planner {
             sum.weights += need.weights;
             sum.cache += need.cache;
             sum.work += need.work;
+            sum.host += need.host;
         }
         return sum;
     }
@@ -298,10 +326,10 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     const auto need = Planner(program, devices, free, context, request.shares).need(wanted, cells);
     std::string what = (devices.size() > 2 ? "the GPUs have " : "the GPU has ") +
                        base::mebibytes(sum_of_gpus(free)) + " free, but " + base::mebibytes(need.all()) +
-                       " are needed for " + placement_text(program, devices, wanted) + " (" +
-                       base::mebibytes(need.weights) + " of weights, " + base::mebibytes(need.cache) +
-                       " of cache for a context of " + std::to_string(cells) + ", " +
-                       base::mebibytes(need.work) + " of work memory)";
+                       " are needed for " + placement_text(program, devices, wanted) +
+                       resident_text(program, wanted) + " (" + base::mebibytes(need.weights) +
+                       " of weights, " + base::mebibytes(need.cache) + " of cache for a context of " +
+                       std::to_string(cells) + ", " + base::mebibytes(need.work) + " of work memory)";
     std::vector<std::string> hints;
     PlacementRequest other = request;
     other.gpu_layers.reset();
@@ -324,6 +352,14 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     what += hints.empty() ? "; --device cpu needs no GPU" : "; this fits: ";
     for (size_t i = 0; i < hints.size(); ++i) what += (i > 0 ? ", or " : "") + hints[i];
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
+}
+
+void expect_host_memory(const PlacementPlan &plan, size_t free) {
+    if (plan.gpu.host <= free) return;
+    throw DecodeError(DecodeError::Kind::OutOfMemory,
+                      "--gpu-experts keeps a copy of all experts in host memory, of " +
+                          base::mebibytes(plan.gpu.host) + ", but " + base::mebibytes(free) +
+                          " are free: choose --cpu-moe, which reads them from the file");
 }
 
 // The first reason why a GPU cannot run a step; empty if all GPUs can run all steps. Throws the reason when
@@ -402,6 +438,12 @@ std::string placement_text(const kernels::Program &program, const DeviceList &de
     return text + (there == all && !embedding ? ", token embeddings on the CPU" : "");
 }
 
+std::string resident_text(const kernels::Program &program, const Placement &placement) {
+    if (placement.resident_experts == 0) return "";
+    return ", with " + std::to_string(placement.resident_experts) + " of a layer's " +
+           std::to_string(kernels::expert_counts(program).all) + " experts at a time";
+}
+
 std::vector<uint8_t> assign_steps(const kernels::Program &program, const DeviceList &devices,
                                   const Placement &placement) {
     return Assigner(program, devices).assign(placement);
@@ -416,6 +458,7 @@ std::optional<PlacementPlan> plan_placement(const kernels::Program &program, con
     const Planner planner(program, devices, free, context, request.shares);
     auto plan = first_fit(planner, list, least_context(request, context));
     if (plan) {
+        expect_host_memory(*plan, free.back());
         plan->missing = missing;
         return plan;
     }

@@ -80,6 +80,11 @@ TensorPlan plan_tensor_split(const kernels::Program &program, const Gpus &gpus,
                           option +
                               " runs all experts on the GPUs: leave out --cpu-moe and --n-cpu-moe, or choose "
                               "--split layer");
+    if (request.gpu_experts)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          option +
+                              " keeps all experts on the GPUs: leave out --gpu-experts, or choose "
+                              "--split layer");
     std::vector<double> shares = shares_of(gpus, request.shares);
     assert(shares.size() == gpus.size());
     const kernels::TensorProgram tensor =

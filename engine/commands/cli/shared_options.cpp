@@ -14,7 +14,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr int64_t kMostLayers = int64_t{1} << 20;
+constexpr int64_t kMostLayers = int64_t{1} << 20, kMostExperts = 4096;
 
 uint64_t seed_in(const std::string &text) {
     uint64_t seed = 0;
@@ -191,6 +191,17 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
     table
         .number("-ncmoe,--n-cpu-moe", o.cpu_moe_layers, whole_numbers(0, kMostLayers),
                 "experts of the first N layers stay on the CPU")
+        .rare();
+    table
+        .add("--gpu-experts", "N",
+             "a model with experts that the GPU cannot hold: it keeps N of each layer at a time, and fetches "
+             "others from host memory when a token chooses them; auto: as many as fit",
+             [&o](const std::string &text) {
+                 if (text != "auto" && text != "all" && !whole_numbers(1, kMostExperts).parse(text))
+                     throw ValueError("a number from 1 on, auto or all");
+                 o.gpu_experts = text;
+             })
+        .by_default(o.gpu_experts)
         .rare();
 }
 
