@@ -24,7 +24,7 @@ using Axes = std::vector<Axis>;
 constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv", "-lm"};
 constexpr size_t kMostVariants = 1024;
 constexpr std::string_view kModes =
-    "--roofline, --naive, --profile, --batching, --attention, --compare, --trace";
+    "--roofline, --naive, --profile, --batching, --attention, --experts, --compare, --trace";
 
 std::shared_ptr<Axes> add_axes(OptionTable &table) {
     auto axes = std::make_shared<Axes>(std::size(kLists));
@@ -87,6 +87,7 @@ Command bench_command() {
                      "bench model.gguf --roofline --plot roofline.svg", "bench model.gguf --naive -n 256",
                      "bench model.gguf --attention -d 1024,4096,16384",
                      "bench model.gguf --batching --parallel 1,4,16 --rate 10,20",
+                     "bench mixture.gguf --experts -f text.txt",
                      "bench model.gguf --trace requests.csv -c 8k --cache-size 4G"}};
     auto o = std::make_shared<BenchOptions>();
     OptionTable &table = command.options;
@@ -120,6 +121,9 @@ Command bench_command() {
     table.flag("--attention", exhibit->attention,
                "cost of the CPU's attention by depth (-d, a list): full, with a window (--window), unfused, "
                "and with as many K/V heads as heads (MHA), fewer (GQA) or one (MQA)");
+    table.flag("--experts", exhibit->experts,
+               "what a GPU would fetch that holds some experts of each layer (run --gpu-experts N), from the "
+               "choices for the text of -f, computed on the CPU");
     table.numbers("--rate", exhibit->rates, decode::NumberRange{0.001, 1e6},
                   "with --batching: requests arrive at random, this many per second; a list: 10,20");
     table
@@ -157,7 +161,7 @@ Command bench_command() {
     table
         .text("-f,--file", o->file,
               "with --text: also the text of a file; with --compare or --compare-lists: perplexity and KL "
-              "divergence on it")
+              "divergence on it; with --experts: the text")
         .takes("FILE")
         .rare();
     add_model_options(table, o->model);
@@ -186,7 +190,8 @@ Command bench_command() {
     command.call = [o, axes, exhibit, confine](const Words &words, Io &io) {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
-        if (o->file && !o->text && !exhibit->compares()) throw UsageError("-f needs --text or --compare");
+        if (o->file && !o->text && !exhibit->compares() && !exhibit->experts)
+            throw UsageError("-f needs --text, --compare or --experts");
         if (exhibit->chosen() + o->text > 1)
             throw UsageError(std::string(kModes) + " and --text exclude each other: choose one");
         if (exhibit->chosen() > 0 && drafting_options(o->draft, o->model))
@@ -206,6 +211,7 @@ Command bench_command() {
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
         if (exhibit->profile) return bench_profile(*o, exhibit->plot, io);
         if (exhibit->attention) return bench_attention(*o, exhibit->plot, io);
+        if (exhibit->experts) return bench_experts(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
         if (exhibit->compares()) return bench_compare(*o, *exhibit, io);
         if (!exhibit->trace.empty()) return bench_trace(*o, *exhibit, io);

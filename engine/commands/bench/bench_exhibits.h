@@ -13,9 +13,9 @@
 namespace runnel::commands {
 
 struct ExhibitOptions {
-    bool roofline = false, naive = false, profile = false, batching = false,
-         attention = false;  // one at most
-    std::string plot;        // an SVG file; empty: none
+    bool roofline = false, naive = false, profile = false, batching = false, attention = false,
+         experts = false;  // one at most
+    std::string plot;      // an SVG file; empty: none
     // Of --batching:
     std::vector<double> rates;         // requests per second; empty: one arrives when another is finished
     int32_t requests = 0;              // of each row; 0: as many as the row needs
@@ -25,7 +25,7 @@ struct ExhibitOptions {
     std::string trace;                 // a file of requests to replay
     double step_ms = 20;               // of --trace: the time of a step
     int chosen() const {
-        return roofline + naive + profile + batching + attention + compares() + !trace.empty();
+        return roofline + naive + profile + batching + attention + experts + compares() + !trace.empty();
     }
     bool compares() const { return !compare.empty() || compare_lists; }
 };
@@ -38,6 +38,7 @@ int bench_roofline(const BenchOptions &options, const std::string &plot, Io &io)
 int bench_naive(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_profile(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_attention(const BenchOptions &options, const std::string &plot, Io &io);
+int bench_experts(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_batching(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);
 int bench_compare(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);
 int bench_trace(const BenchOptions &options, const ExhibitOptions &exhibit, Io &io);

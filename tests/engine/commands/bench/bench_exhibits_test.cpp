@@ -10,6 +10,7 @@
 
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/demo_model.h"
+#include "tests/support/model_maker.h"
 #include "tests/support/temporary.h"
 
 using namespace runnel::testing;
@@ -479,4 +480,55 @@ TEST_CASE("bench --compare-lists: K/V types side by side, with the divergence th
     CHECK(bench({"--compare-lists"}).code == 2);
     CHECK(bench({"--compare", tiny().path.string(), "-ctk", "f16,q8_0"}).code ==
           2);  // lists need their own flag
+}
+
+TEST_CASE("bench --experts: what a GPU with fewer experts fetches, the picture, and what it refuses") {
+    if (absent()) return;
+    ModelShape shape;
+    shape.arch = "qwen3moe";
+    shape.layers = 2;
+    shape.experts.count = 16;
+    shape.experts.used = 3;
+    const TemporaryModel mixture(shape);
+    const TemporaryDirectory directory;
+    const std::string text = (directory / "text.txt").string(), svg = (directory / "experts.svg").string();
+    std::ofstream(text)
+        << "The small river runs behind the old house, and every evening the children play there.";
+    const auto experts = [&](std::vector<std::string> more) {
+        std::vector<std::string> arguments = {"bench", mixture.path.string(), "--experts"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        return runnel_with(std::move(arguments));
+    };
+    const json all = parsed(experts({"-f", text, "--json", "--plot", svg}));
+    CHECK(all["experts"] == 16);
+    CHECK(all["used"] == 3);
+    CHECK(all["layers"] == 2);
+    const size_t tokens = all["tokens"];
+    CHECK(tokens > 20);
+    CHECK(all["not_counted"] == tokens / 4);
+    const json &rows = all["rows"];
+    std::vector<int> held;
+    for (const json &row : rows) {
+        held.push_back(row["gpu_experts"]);
+        CHECK(row["chosen"] == 6);
+        CHECK(row["gpu_bytes"].get<double>() ==
+              doctest::Approx(all["expert_bytes"].get<double>() * held.back() / 16));
+        CHECK(row["fetched_bytes"].get<double>() / row["fetched"].get<double>() ==
+              doctest::Approx(all["chosen_bytes"].get<double>() / 6));
+    }
+    CHECK(held == std::vector<int>{3, 4, 6, 8, 10, 12, 14, 16});
+    CHECK(rows[0]["fetched"] > rows[7]["fetched"]);
+    CHECK(content(svg).find("<svg") != std::string::npos);
+    Result shown = experts({"-f", text});
+    CHECK(shown.out.find("2 layers with 16 experts") == 0);
+    REQUIRE(shown.out.find(text) != std::string::npos);
+    check_width(shown.out.erase(shown.out.find(text), text.size()));
+    CHECK(experts({}).err.find("--experts needs a text such as the model will read: -f FILE") !=
+          std::string::npos);
+    CHECK(experts({"-f", text, "--device", "cuda"}).code == 2);
+    CHECK(bench({"--experts", "-f", text}).err.find("the model has no experts") != std::string::npos);
+    std::ofstream(text, std::ios::trunc) << "a";
+    const Result little = experts({"-f", text});
+    CHECK(little.code == 5);
+    CHECK(little.err.find("--experts: the text has fewer than 4 tokens") != std::string::npos);
 }
