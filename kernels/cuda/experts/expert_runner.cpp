@@ -27,6 +27,12 @@ RouteScore score_of(Routing::Score score) {
     }
 }
 
+// Most rows of a group where experts have few rows: more blocks of the kernel for small groups fit on a multiprocessor. An
+// expert with more rows is read again, from L2.
+int32_t few_rows(int32_t rows, int32_t experts) {
+    return rows <= 2 * experts ? kSmallGroupTokens : kLinearGroupTokens;
+}
+
 }  // namespace
 
 // The largest sizes over all steps.
@@ -43,7 +49,7 @@ ExpertRunner::Sizes ExpertRunner::sizes(const Plan &plan, int32_t max_tokens) {
         if (experts == nullptr) continue;
         const int64_t rows = int64_t{max_tokens} * experts->step.routing.used;
         all.rows = std::max(all.rows, rows);
-        all.groups = std::max(all.groups, std::min(rows, experts->experts + rows / kLinearGroupTokens));
+        all.groups = std::max(all.groups, std::min(rows, experts->experts + rows / kSmallGroupTokens));
         if (!experts->in.empty()) all.hidden = std::max(all.hidden, rows * stride_of(2 * experts->width));
         if (experts->step.down == kNoWeight) continue;
         all.results = std::max(all.results, rows * stride_of(experts->out_width));
@@ -93,6 +99,7 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
     const ExpertRows groups{operands.tokens,
                             op.experts,
                             rows,
+                            few_rows(rows, op.experts),
                             few_.as<const TokenGroup>(),
                             many_.as<const TokenGroup>(),
                             counts_.as<const int32_t>(),
@@ -143,6 +150,7 @@ void ExpertRunner::group_rows(Launcher &launcher, const ExpertsOp &op, const Dev
                                  many_.as<TokenGroup>(),
                                  counts_.as<int32_t>(),
                                  counts_.as<int32_t>() + 1,
+                                 few_rows(rows, op.experts),
                                  places};
     if (places != nullptr)
         launcher.run_after_all(group_rows_kernel(), op.experts, kGroupRowsShared, params);

@@ -235,11 +235,12 @@ struct GroupRows {
 
     // Warp collective: the sums over the experts before this one.
     static DEVICE void sum_before(const Params &p, uint32_t expert, GroupRowsShared &shared) {
+        const auto few_rows = static_cast<uint32_t>(p.few_rows);
         int first = 0, few = 0, many = 0;
         for (uint32_t e = static_cast<uint32_t>(lane_index()); e < expert; e += 32) {
             first += static_cast<int>(shared.count[e]);
             if (name_of(p, static_cast<int32_t>(e)) < 0) continue;
-            few += static_cast<int>(groups_for(shared.count[e], kLinearGroupTokens));
+            few += static_cast<int>(groups_for(shared.count[e], few_rows));
             many += static_cast<int>(groups_for(shared.count[e], kPrefillTokens));
         }
         first = warp_sum(first), few = warp_sum(few), many = warp_sum(many);
@@ -304,11 +305,12 @@ struct GroupRows {
             p.rows[i] = static_cast<int32_t>(row++);
         }
         const int32_t name = name_of(p, expert);
+        const auto few_rows = static_cast<uint32_t>(p.few_rows);
         const uint32_t rows = name < 0 ? 0 : shared.count[expert];
-        write_groups(p.few, name, shared.few, shared.first, rows, kLinearGroupTokens);
+        write_groups(p.few, name, shared.few, shared.first, rows, few_rows);
         write_groups(p.many, name, shared.many, shared.first, rows, kPrefillTokens);
         if (expert == p.experts - 1 && thread_index() == 0) {
-            *p.few_count = static_cast<int32_t>(shared.few + groups_for(rows, kLinearGroupTokens));
+            *p.few_count = static_cast<int32_t>(shared.few + groups_for(rows, few_rows));
             *p.many_count = static_cast<int32_t>(shared.many + groups_for(rows, kPrefillTokens));
         }
     }

@@ -49,9 +49,10 @@ struct GroupRowsParams {
     int32_t *sources;       // [row]: pair / used, the token; with `used` 1, the pair
     float *row_weights[2];  // for gate and for up, [row]: the pair's weight times the expert's scale
     int32_t *rows;          // [pair]
-    // The rows of each expert in groups of at most kLinearGroupTokens, and of at most kPrefillTokens.
+    // The rows of each expert in groups of at most few_rows, and of at most kPrefillTokens.
     TokenGroup *few, *many;
     int32_t *few_count, *many_count;
+    int32_t few_rows = kLinearGroupTokens;
     // [experts], or null: the groups name this place in place of the expert; no groups where it is -1 (expert_places.h).
     const int32_t *places = nullptr;
 };

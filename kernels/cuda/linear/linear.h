@@ -37,6 +37,7 @@ namespace runnel::kernels::cuda {
 
 inline constexpr int kLinearTokens = 16;      // most tokens of a launch without groups
 inline constexpr int kLinearGroupTokens = 8;  // most tokens of a group
+inline constexpr int kSmallGroupTokens = 4;   // up to so many, a group has a smaller kernel
 inline constexpr int kPreparedTokens = 8;     // most tokens of a launch that prepares its output
 inline constexpr int kLinearMatrices = 4;     // most matrices of a launch: they share type, columns and input
 inline constexpr int kLinearThreads = 256;    // threads per block

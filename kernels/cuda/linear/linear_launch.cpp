@@ -100,9 +100,9 @@ void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat f
         return std::min<int64_t>(rows.rows, int64_t{rows.experts} + rows.rows / size);
     };
     if (rows.tokens <= kLinearTokens || rows.rows < kManyRows * rows.experts) {
-        const int tokens = std::min(rows.tokens, kLinearGroupTokens);
+        const int tokens = std::min(rows.tokens, rows.few_rows);
         p.groups = rows.few, p.group_count = rows.few_count;
-        launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, most_groups(kLinearGroupTokens)),
+        launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, most_groups(rows.few_rows)),
                      linear_shared(format, tokens), p);
     } else {
         p.groups = rows.many, p.group_count = rows.many_count;

@@ -22,6 +22,7 @@ void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat for
 // The rows of a batch of `tokens` tokens, sorted by expert.
 struct ExpertRows {
     int32_t tokens, experts, rows;
+    int32_t few_rows;              // most rows of a group in `few`
     const TokenGroup *few, *many;  // lists of groups (experts.h), and their lengths
     const int32_t *few_count, *many_count;
 };

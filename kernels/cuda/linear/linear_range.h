@@ -23,7 +23,7 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-constexpr int kGroupTokens = 4;  // a product has 8 columns: two groups
+constexpr int kGroupTokens = kSmallGroupTokens;  // a product has 8 columns: two groups
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 

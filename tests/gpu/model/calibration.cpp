@@ -81,6 +81,19 @@ std::vector<MeasuredRun> measured_runs() {
     };
 }
 
+std::vector<MeasuredBatch> measured_batches() {
+    return {
+        {"Llama-3.2-1B", FileType::Q4_K_M, "H200", {1.282, 1.275, 1.238}},
+        {"Llama-3.2-1B", FileType::Q8_0, "H200", {1.177, 1.276, 1.212}},
+        {"Llama-3.2-1B", FileType::F16, "H200", {1.120, 1.144, 1.135}},
+        {"Llama-3-8B", FileType::Q4_K_M, "H200", {1.286, 1.303, 1.294}},
+        {"Llama-3-8B", FileType::Q8_0, "H200", {1.131, 1.307, 1.176}},
+        {"Llama-3-8B", FileType::F16, "H200", {1.155, 1.182}},
+        {"Qwen3-30B-A3B", FileType::Q8_0, "H200", {2.254}},
+        {"Qwen3-30B-A3B", FileType::F16, "H200", {2.278}},
+    };
+}
+
 double modeled(const CalibrationPoint &point, double boundary_us, double read) {
     const double rate = read > 0 ? read : device(point.device).read.middle;
     return 1 / (point.bytes / (rate * 1e9) + point.boundaries * boundary_us * 1e-6);

@@ -31,8 +31,18 @@ struct MeasuredRun {
     std::string model;
     FileType type;
     std::string device;
-    double measured;  // tokens per second
+    double measured;  // tokens per second of one sequence
 };
 std::vector<MeasuredRun> measured_runs();
+
+// What a step of 8 sequences took, in steps of one, in the same run.
+struct MeasuredBatch {
+    std::string model;
+    FileType type;
+    std::string device;
+    std::vector<double> steps;  // one per run
+};
+inline constexpr int kMeasuredSequences = 8;
+std::vector<MeasuredBatch> measured_batches();
 
 }  // namespace runnel::tests::model

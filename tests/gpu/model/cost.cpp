@@ -20,6 +20,9 @@ constexpr Range kIssueShare = {0.92, 0.85, 0.75};
 // (gate and up of Q4_K 11.2, of Q8_0 10.1, down of Q6_K 10.5, where the device has 18 to read). Neither issue slots (Q8_0
 // fills 27%) nor bytes under way explain it: warps wait for activations from L1 and for each other. F16 has no such limit.
 constexpr Range kConverted = {12, 11, 10};
+// Where only one block fits on a multiprocessor, the share of that, from steps of 8 sequences on an H200: 0.85 fits the down
+// projections (Q6_K) of Llama-3-8B, 0.7 the experts (Q4_K) that Qwen3-30B-A3B had then.
+constexpr double kConvertedByOne = 0.75;
 // Of the writing part's instructions, how many run: its branches for gates and biases are not all taken.
 constexpr Range kFinishShare = {0.5, 0.65, 1};
 // Microseconds: the last block's norm and quantization; attention of a layer at a short context (2000 instructions of a
@@ -29,11 +32,19 @@ constexpr Range kNorm = {2.5, 3, 3.5}, kAttention = {7.5, 8.5, 9.5}, kHost = {30
 // Of a mixture's layer: the router's matrix, the choice of experts, their groups and the quantizations, on few blocks each
 // (before the choice was made faster: 20 microseconds on an H200).
 constexpr Range kRouting = {14, 18, 22};
+// Bytes of activations per clock and multiprocessor that the blocks of a batch read from L2: every block reads all rows,
+// those of 8 tokens of 14336 values are 229 KB, and 256 blocks of a launch 59 MB. Measured on an H200: what a step of 8
+// sequences takes beyond a step of one is the same for Q4_K_M, Q8_0 and F16.
+constexpr Range kActivations = {22, 19, 16};
 constexpr double kMicro = 1e-6;
 
+// The kernel that a launch takes: groups of experts with few rows have at most 4, other launches 5 to 8 tokens of one
+// kernel. (Of formats with floats per group and of F16, only kernels for 4 are counted: 5% less.)
 std::string kernel_name(const MatrixLaunch &launch, int tokens) {
+    const bool grouped = launch.experts > 0;
+    const bool wide = tokens > 4 && !grouped && !is_half(launch.format) && !has_group_floats(launch.format);
     return "Linear<(TileFormat)" + std::to_string(static_cast<int>(launch.format)) + ", " +
-           (tokens > 4 ? "2" : "1") + (launch.experts > 0 ? ", true>" : ", false>");
+           (wide ? "2" : "1") + (grouped ? ", true>" : ", false>");
 }
 
 const LinearCode &code_of(const CodeTable &table, const Device &device, const MatrixLaunch &launch,
@@ -51,6 +62,11 @@ int resident(const LinearCode &code) {
     constexpr int kRegisters = 65536, kStep = 8, kMost = 2;
     const int each = (code.registers + kStep - 1) / kStep * kStep * kLinearThreads;
     return std::clamp(kRegisters / each, 1, kMost);
+}
+
+// Bytes per clock and multiprocessor.
+double converted(const LinearCode &code, Case c) {
+    return kConverted.at(c) * (resident(code) == 1 ? kConvertedByOne : 1);
 }
 
 // How the tiles of a launch are divided (linear_body.h).
@@ -108,9 +124,17 @@ double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &
     if (!is_half(launch.format))
         clocks =
             std::max(clocks, kIssueShare.at(c) * kSchedulers * tiles * static_cast<double>(launch.bytes()) /
-                                 static_cast<double>(grid.units) / kConverted.at(c));
+                                 static_cast<double>(grid.units) / converted(code, c));
     for (size_t i = 0; i < all.pipe.size(); ++i) clocks = std::max(clocks, all.pipe[i] * device.clocks[i]);
     return clocks / kSchedulers / (device.clock.at(c) * 1e9 * kIssueShare.at(c));
+}
+
+// Reading all rows of activations but the first, which is part of the other figures.
+double time_of_activations(const MatrixLaunch &launch, const Grid &grid, const Device &device, Case c) {
+    constexpr double kValue = 2;  // bytes
+    const double bytes =
+        static_cast<double>(grid.blocks * launch.cols) * std::max(launch.inputs - 1, 0.0) * kValue;
+    return bytes / (kActivations.at(c) * device.multiprocessors * device.clock.at(c) * 1e9);
 }
 
 }  // namespace
@@ -124,12 +148,13 @@ LaunchCost cost_of(const MatrixLaunch &launch, int tokens, const Device &device,
     cost.instructions = time_of_instructions(launch, tokens, grid, code, device, c);
     // Two limits close to each other cost more than the larger one: up to 19%.
     cost.time = std::pow(std::pow(cost.bytes, 4) + std::pow(cost.instructions, 4), 0.25);
+    cost.time += time_of_activations(launch, grid, device, c);
     return cost;
 }
 
 TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &device, const CodeTable &code,
                   Case c) {
-    const TokenWork work = tokens == 1 ? one_token(shape, type) : one_batch(shape, type);
+    const TokenWork work = tokens == 1 ? one_token(shape, type) : one_batch(shape, type, tokens);
     TokenCost cost;
     cost.bytes = cost.matrices = static_cast<double>(work.other_bytes) / (device.read.at(c) * 1e9);
     for (const MatrixLaunch &launch : work.matrices) {

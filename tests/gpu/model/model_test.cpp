@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,20 @@ TEST_CASE("cost model: what this program reached on a device is reproduced withi
         CAPTURE(name_of(run.type));
         const Range r = tokens_per_second(shape(run.model), run.type, device(run.device), code);
         CHECK(std::abs(r.middle / run.measured - 1) < 0.1);
+    }
+}
+
+TEST_CASE("cost model: what steps of 8 sequences took on a device is reproduced within 10%") {
+    const CodeTable code = recorded();
+    for (const MeasuredBatch &run : measured_batches()) {
+        CAPTURE(run.model);
+        CAPTURE(name_of(run.type));
+        const auto time = [&](int tokens) {
+            return cost_of(shape(run.model), run.type, tokens, device(run.device), code, Case::Middle).all();
+        };
+        const double mean =
+            std::accumulate(run.steps.begin(), run.steps.end(), 0.0) / static_cast<double>(run.steps.size());
+        CHECK(std::abs(time(kMeasuredSequences) / time(1) / mean - 1) < 0.1);
     }
 }
 

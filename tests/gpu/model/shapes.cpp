@@ -1,5 +1,7 @@
 #include "tests/gpu/model/shapes.h"
 
+#include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 namespace runnel::tests::model {
@@ -121,11 +123,21 @@ TokenWork one_token(const Shape &shape, FileType type) {
     return work;
 }
 
-TokenWork one_batch(const Shape &shape, FileType type) {
-    if (shape.experts > 0) throw std::invalid_argument("batches of mixtures are not modeled");
-    constexpr int kOthers = 4, kPerLayer = 3;  // two norms more per layer
+TokenWork one_batch(const Shape &shape, FileType type, int tokens) {
+    constexpr int kOthers = 4, kDense = 3,
+                  kMixture = 8;  // norms that the last block of a launch computes for one token
     TokenWork work = matrices_of(shape, type);
-    work.other_launches = kOthers + shape.layers * kPerLayer;
+    const double all = shape.experts, passed_by = 1 - shape.experts_used / std::max(all, 1.0);
+    const int chosen = static_cast<int>(std::lround(all * (1 - std::pow(passed_by, tokens))));
+    for (MatrixLaunch &launch : work.matrices) {
+        launch.inputs = tokens;
+        if (launch.experts == 0) continue;
+        launch.inputs *= static_cast<double>(shape.experts_used) / chosen;
+        launch.experts = chosen;
+    }
+    work.other_launches = kOthers + shape.layers * (shape.experts > 0 ? kMixture : kDense);
+    work.other_bytes = int64_t{4} * shape.layers * shape.experts * shape.width;
+    work.norms = (shape.experts > 0 ? 1 : 2) * shape.layers;
     return work;
 }
 

@@ -29,8 +29,10 @@ struct MatrixLaunch {
     kernels::cuda::TileFormat format;
     int64_t rows, cols;  // of all matrices; of a gated pair: of one of both
     bool gated = false;
-    int experts = 0;  // 0: no mixture; the matrices that a token uses
-    int count = 1;    // of such launches in a token
+    int experts = 0;  // 0: no mixture; the matrices that a step uses
+    int count = 1;    // of such launches in a step
+    double inputs =
+        1;  // rows of activations that a block reads: all tokens, or those that chose its expert, on average
     int64_t bytes() const;
 };
 
@@ -45,8 +47,9 @@ struct TokenWork {
 };
 
 TokenWork one_token(const Shape &shape, FileType type);
-// One token of each of 2 to 8 sequences, dense models only: norms and quantization have launches of their own.
-TokenWork one_batch(const Shape &shape, FileType type);
+// One token of each of 2 to 8 sequences: norms and quantization have launches of their own. The experts of a mixture are
+// those that so many tokens choose on average, if they choose evenly.
+TokenWork one_batch(const Shape &shape, FileType type, int tokens);
 
 // Bytes of all weights, the embedding included: whether a device can hold the model.
 int64_t file_bytes(const Shape &shape, FileType type);

@@ -140,6 +140,7 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
         const std::vector<float> scales = random_activations(experts, random);  // of up; gate has none
         const DeviceMemory of_up = upload(stream, scales, "scales");
         const bool weighted = tokens != 7;
+        const int32_t few_rows = tokens == 150 ? kSmallGroupTokens : kLinearGroupTokens;
         const size_t bytes = static_cast<size_t>(pairs) * 4;
         const DeviceMemory sources(bytes, "sources"), gate_weights(bytes, "gate weights"),
             up_weights(bytes, "up weights"), rows(bytes, "rows"),
@@ -158,7 +159,8 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
                           few.as<TokenGroup>(),
                           many.as<TokenGroup>(),
                           counts.as<int32_t>(),
-                          counts.as<int32_t>() + 1});
+                          counts.as<int32_t>() + 1,
+                          few_rows});
         const auto source = values_of<int32_t>(stream, sources, static_cast<size_t>(pairs)),
                    row = values_of<int32_t>(stream, rows, static_cast<size_t>(pairs));
         const auto gate = values_of<float>(stream, gate_weights, static_cast<size_t>(pairs)),
@@ -177,7 +179,7 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
                 CHECK(row[pair] == static_cast<int32_t>(next++));
             }
             for (const int which : {0, 1}) {
-                const int32_t size = which == 0 ? kLinearGroupTokens : kPrefillTokens;
+                const int32_t size = which == 0 ? few_rows : kPrefillTokens;
                 for (int32_t at = first; at < static_cast<int32_t>(next); at += size)
                     expected[which].push_back({e, at, std::min(size, static_cast<int32_t>(next) - at)});
             }
