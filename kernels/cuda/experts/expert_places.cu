@@ -13,11 +13,13 @@ namespace {
 struct alignas(16) PlaceExpertsShared {
     uint64_t used_at[kMaxExperts];    // of the places
     uint32_t chosen[kMaxExperts];     // by how many pairs
+    int32_t is_missing[kMaxExperts];  // the expert waits for a place
     int32_t is_taken[kMaxExperts];    // the place has an expert of this round
+    int32_t holds[kMaxExperts];       // the place's expert, or -1
+    uint32_t held[kMaxExperts];       // how often the batch chose that one
     int32_t is_free[kMaxExperts];     // the place may be given away
-    int32_t free_place[kMaxExperts];  // places that may be given away, in the order of their last use
-    int32_t missing[16];              // per warp: experts without a place
-    uint32_t chosen_here, all_free;
+    int32_t free_place[kMaxExperts];  // these places, in the order in which they are given away
+    uint32_t chosen_here, all_missing, all_free;
 };
 static_assert(sizeof(PlaceExpertsShared) == kPlaceExpertsShared);
 
@@ -25,25 +27,26 @@ struct PlaceExperts {
     using Params = PlaceExpertsParams;
     static constexpr const char *kName = "place_experts";
     static constexpr int kThreads = kMaxExperts, kBlocks = 1;
-    static_assert(kThreads == 16 * 32);
 
-    // Block collective: the number of threads before this one for which `counted` is true.
-    static DEVICE int32_t count_before(bool counted, PlaceExpertsShared &shared) {
-        const uint32_t votes = ballot(counted);
-        if (lane_index() == 0) shared.missing[warp_index()] = popc(votes);
-        block_sync();
-        int32_t before = popc(votes & ((1u << lane_index()) - 1));
-        for (int w = 0; w < warp_index(); ++w) before += shared.missing[w];
+    // The number of experts that get a place before expert `own`.
+    static DEVICE uint32_t missing_before(int32_t own, int32_t experts, const PlaceExpertsShared &shared) {
+        const uint32_t chosen = shared.chosen[own];
+        uint32_t before = 0;
+        for (int32_t i = 0; i < experts; ++i)
+            before += shared.is_missing[i] != 0 &&
+                      (shared.chosen[i] < chosen || (shared.chosen[i] == chosen && i < own));
         return before;
     }
 
     // The number of places that are given away before place `own`.
-    static DEVICE int32_t free_before(int32_t own, int32_t places, const PlaceExpertsShared &shared) {
+    static DEVICE uint32_t free_before(int32_t own, int32_t places, const PlaceExpertsShared &shared) {
+        const uint32_t held = shared.held[own];
         const uint64_t used_at = shared.used_at[own];
-        int32_t before = 0;
+        uint32_t before = 0;
         for (int32_t i = 0; i < places; ++i) {
-            const uint64_t other = shared.used_at[i];
-            before += shared.is_free[i] != 0 && (other < used_at || (other == used_at && i < own));
+            const bool is_older = shared.used_at[i] < used_at || (shared.used_at[i] == used_at && i < own);
+            before +=
+                shared.is_free[i] != 0 && (shared.held[i] < held || (shared.held[i] == held && is_older));
         }
         return before;
     }
@@ -53,7 +56,7 @@ struct PlaceExperts {
         const int32_t own = thread_index();  // an expert, and also a place
         shared.chosen[own] = 0;
         shared.is_taken[own] = 0;
-        if (own == 0) shared.chosen_here = 0, shared.all_free = 0;
+        if (own == 0) shared.chosen_here = 0, shared.all_missing = 0, shared.all_free = 0;
         grid_dep_wait();
         grid_dep_trigger();
         block_sync();
@@ -66,19 +69,31 @@ struct PlaceExperts {
         const bool is_resident = place >= 0, is_missing = waits && !is_resident;
         const uint64_t now = p.counts->rounds + 1;
         if (is_resident) shared.is_taken[place] = 1;
+        const int32_t holds = is_place ? p.expert_of[own] : -1;
+        shared.is_missing[own] = is_missing;
+        shared.holds[own] = holds;
+        shared.held[own] = holds >= 0 ? shared.chosen[holds] : 0;
         shared.used_at[own] = is_place ? p.used_at[own] : 0;
         block_sync();
         const bool is_free = is_place && shared.is_taken[own] == 0;
         shared.is_free[own] = is_free;
-        const int32_t rank = count_before(is_missing, shared);
+        block_sync();
+        uint32_t rank = 0;
+        if (is_missing) {
+            rank = missing_before(own, p.experts, shared);
+            atomic_add_u32(&shared.all_missing, 1);
+        }
         if (is_free) {
             shared.free_place[free_before(own, p.places, shared)] = own;
             atomic_add_u32(&shared.all_free, 1);
         }
         block_sync();
-        if (is_missing && rank < static_cast<int32_t>(shared.all_free)) {
+        uint32_t fetched = static_cast<uint32_t>(p.most);
+        if (shared.all_missing < fetched) fetched = shared.all_missing;
+        if (shared.all_free < fetched) fetched = shared.all_free;
+        if (is_missing && rank < fetched) {
             place = shared.free_place[rank];
-            const int32_t before = p.expert_of[place];
+            const int32_t before = shared.holds[place];
             if (before >= 0) p.place_of[before] = -1;
             p.expert_of[place] = own;
             p.place_of[own] = place;
@@ -93,13 +108,11 @@ struct PlaceExperts {
             atomic_add_u32(&shared.chosen_here, 1);
         }
         block_sync();
-        if (own == kThreads - 1) {
-            const int32_t all_missing = rank + is_missing, all_free = static_cast<int32_t>(shared.all_free);
-            const int32_t fetched = all_missing < all_free ? all_missing : all_free;
-            *p.fetched_count = fetched;
+        if (own == 0) {
+            *p.fetched_count = static_cast<int32_t>(fetched);
             p.counts->rounds = now;
             p.counts->chosen += shared.chosen_here;
-            p.counts->fetched += static_cast<uint64_t>(fetched);
+            p.counts->fetched += fetched;
         }
     }
 };

@@ -7,8 +7,11 @@
 // the experts, and the matrix kernels compute the rows of these. The number of rounds is known beforehand
 // (expert_rounds()), so no decision waits for the host and launches can be recorded as a graph.
 //
-// A place whose expert takes part in the round is kept. The others are given away in the order of their last use, the least
-// recent first (LRU); the first place among equals.
+// The first round takes the chosen experts that have places, and as many others as there is room for. A place whose expert takes
+// part in the round is kept. Others are given away in the order of how often the batch chose their experts (of a single
+// token: never), among equals in the order of their last use, the least recent first (LRU). Experts without a place wait in the
+// order of how often they were chosen, too, and later rounds give away half of the places at most: after a prompt, places have
+// mostly the experts that it chose most often.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +23,15 @@
 
 namespace runnel::kernels::cuda {
 
-// Rounds that suffice for a batch of `pairs` pairs. Every round but the last has an expert in each place.
+// The most places that a round gives away.
+constexpr int32_t most_fetched(int32_t round, int32_t places) {
+    return round == 0 ? places : std::max(1, places / 2);
+}
+
+// Rounds that suffice for a batch of `pairs` pairs: the first one computes as many experts as there are places.
 constexpr int32_t expert_rounds(int32_t pairs, int32_t experts, int32_t places) {
-    return (std::min(pairs, experts) + places - 1) / places;
+    const int32_t chosen = std::min(pairs, experts), later = most_fetched(1, places);
+    return chosen <= places ? 1 : 1 + (chosen - places + later - 1) / later;
 }
 
 struct FetchedExpert {
@@ -41,6 +50,7 @@ struct PlaceExpertsParams {
     const int32_t *chosen;  // [pair]
     int32_t pairs, experts, places;
     int32_t round;  // from 0
+    int32_t most;   // most_fetched()
     // Kept from batch to batch; -1 everywhere at first.
     int32_t *place_of;   // [experts]
     int32_t *expert_of;  // [places]
@@ -54,7 +64,7 @@ struct PlaceExpertsParams {
     int32_t *fetched_count;
 };
 Kernel<PlaceExpertsParams> place_experts_kernel();
-inline constexpr size_t kPlaceExpertsShared = kMaxExperts * (8 + 4 * 4) + 64 + 16;
+inline constexpr size_t kPlaceExpertsShared = kMaxExperts * (8 + 7 * 4) + 16;
 
 // Matrices or vectors, one per expert and one after the other.
 struct FetchedPart {

@@ -84,11 +84,12 @@ PlaceRunner::PlaceRunner(Stream &stream, const Program &program, const Plan &pla
 const int32_t *PlaceRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                                     const int32_t *chosen, int32_t pairs, int32_t round) {
     const Mixture &mixture = mixtures_[static_cast<size_t>(op.placed)];
-    launcher.run_exactly(place_experts_kernel(), 1, kPlaceExpertsShared,
-                         {chosen, pairs, op.experts, op.places, round, mixture.place_of.as<int32_t>(),
-                          mixture.expert_of.as<int32_t>(), mixture.used_at.as<uint64_t>(),
-                          mixture.counts.as<PlaceCounts>(), done_.as<int32_t>(), here_.as<int32_t>(),
-                          fetched_.as<FetchedExpert>(), fetched_count_.as<int32_t>()});
+    launcher.run_exactly(
+        place_experts_kernel(), 1, kPlaceExpertsShared,
+        {chosen, pairs, op.experts, op.places, round, most_fetched(round, op.places),
+         mixture.place_of.as<int32_t>(), mixture.expert_of.as<int32_t>(), mixture.used_at.as<uint64_t>(),
+         mixture.counts.as<PlaceCounts>(), done_.as<int32_t>(), here_.as<int32_t>(),
+         fetched_.as<FetchedExpert>(), fetched_count_.as<int32_t>()});
     FetchExpertsParams params{};
     params.fetched = fetched_.as<const FetchedExpert>();
     params.fetched_count = fetched_count_.as<const int32_t>();

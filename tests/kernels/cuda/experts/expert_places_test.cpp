@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <list>
 #include <map>
@@ -31,11 +32,12 @@ namespace {
 // Experts in places, the least recently used first.
 class PlaceList {
   public:
-    PlaceList(int32_t experts, int32_t places) : experts_(experts) {
+    explicit PlaceList(int32_t places) {
         for (int32_t i = 0; i < places; ++i) order_.push_back({i, -1});
     }
-    // The round's experts and their places; removes them from `waiting`.
-    std::map<int32_t, int32_t> round(std::set<int32_t> &waiting) {
+    // The round's experts and their places; removes them from `waiting`. chosen: how often the batch chose each expert.
+    std::map<int32_t, int32_t> round(std::set<int32_t> &waiting, const std::map<int32_t, int> &chosen,
+                                     int32_t most) {
         std::map<int32_t, int32_t> here;
         std::list<Place> used;
         for (auto place = order_.begin(); place != order_.end();) {
@@ -46,12 +48,15 @@ class PlaceList {
             }
             place = next;
         }
-        while (!waiting.empty() && !order_.empty()) {
-            const int32_t expert = *waiting.begin();
-            waiting.erase(waiting.begin());
-            order_.front().expert = expert;
-            here[expert] = order_.front().number;
-            used.splice(used.end(), order_, order_.begin());
+        const auto times = [&](int32_t expert) { return chosen.contains(expert) ? chosen.at(expert) : 0; };
+        for (; most > 0 && !waiting.empty() && !order_.empty(); --most) {
+            const int32_t expert = *std::ranges::min_element(waiting, {}, times);
+            const auto place =
+                std::ranges::min_element(order_, {}, [&](const Place &one) { return times(one.expert); });
+            waiting.erase(expert);
+            place->expert = expert;
+            here[expert] = place->number;
+            used.splice(used.end(), order_, place);
             ++fetched;
         }
         // All of a round were used at the same time.
@@ -59,13 +64,17 @@ class PlaceList {
         order_.splice(order_.end(), used);
         return here;
     }
+    std::set<int32_t> experts() const {
+        std::set<int32_t> all;
+        for (const Place &place : order_) all.insert(place.expert);
+        return all;
+    }
     uint64_t fetched = 0;
 
   private:
     struct Place {
         int32_t number, expert;
     };
-    int32_t experts_;
     std::list<Place> order_;
 };
 
@@ -96,11 +105,14 @@ kernels::Program with_resident(const TinyProgram &tiny, int32_t experts) {
 
 }  // namespace
 
-TEST_CASE("cuda places: the least recently used ones are given away, in as many rounds as expected") {
+TEST_CASE(
+    "cuda places: the least chosen and then the least recently used ones are given away, in as many rounds "
+    "as expected") {
     const uint32_t seed = 20261128;
     std::mt19937 random(seed);
     CAPTURE(seed);
     Stream stream;
+    int several_rounds = 0;
     for (int shape = 0; shape < 12; ++shape) {
         const int32_t experts = shape == 0 ? kMaxExperts : 2 + static_cast<int32_t>(random() % 90);
         const int32_t used =
@@ -121,7 +133,7 @@ TEST_CASE("cuda places: the least recently used ones are given away, in as many 
         const Buffer<int32_t> done(stream, static_cast<size_t>(experts), "done"),
             here(stream, static_cast<size_t>(experts), "here"), count(stream, 1, "count");
         const Buffer<FetchedExpert> fetched(stream, static_cast<size_t>(places), "fetched");
-        PlaceList expected(experts, places);
+        PlaceList expected(places);
         uint64_t chosen_experts = 0;
         for (int batch = 0; batch < 5; ++batch) {
             const int32_t tokens = batch % 2 == 0 ? 1 : 1 + static_cast<int32_t>(random() % 40);
@@ -129,18 +141,21 @@ TEST_CASE("cuda places: the least recently used ones are given away, in as many 
             const auto pairs = static_cast<int32_t>(chosen.size());
             const Buffer<int32_t> c(stream, chosen, "chosen");
             std::set<int32_t> waiting(chosen.begin(), chosen.end());
+            std::map<int32_t, int> times;
+            for (const int32_t expert : chosen) ++times[expert];
             chosen_experts += waiting.size();
             const int32_t rounds = expert_rounds(pairs, experts, places);
             for (int32_t round = 0; round < rounds; ++round) {
                 CAPTURE(batch);
                 CAPTURE(round);
                 const uint64_t before = expected.fetched;
-                const std::map<int32_t, int32_t> places_here = expected.round(waiting);
+                const std::map<int32_t, int32_t> places_here =
+                    expected.round(waiting, times, most_fetched(round, places));
                 simt::settings().seed = random();
-                simt::run_kernel(
-                    stream, place_experts_kernel(), {1, kPlaceExpertsShared},
-                    {c.data(), pairs, experts, places, round, place_of.data(), expert_of.data(),
-                     used_at.data(), counts.data(), done.data(), here.data(), fetched.data(), count.data()});
+                simt::run_kernel(stream, place_experts_kernel(), {1, kPlaceExpertsShared},
+                                 {c.data(), pairs, experts, places, round, most_fetched(round, places),
+                                  place_of.data(), expert_of.data(), used_at.data(), counts.data(),
+                                  done.data(), here.data(), fetched.data(), count.data()});
                 const std::vector<int32_t> got = here.read();
                 for (int32_t e = 0; e < experts; ++e) {
                     const auto place = places_here.find(e);
@@ -152,10 +167,22 @@ TEST_CASE("cuda places: the least recently used ones are given away, in as many 
                     REQUIRE(places_here.at(one.expert) == one.place);
             }
             CHECK(waiting.empty());
+            // After several rounds, places have mostly the experts that were chosen most often.
+            if (rounds > 1) {
+                int held = 0, best = 0;
+                for (const int32_t expert : expected.experts()) held += times[expert];
+                std::vector<int> counts_of_all;
+                for (const auto &[expert, count] : times) counts_of_all.push_back(count);
+                std::ranges::sort(counts_of_all, std::greater{});
+                for (int32_t i = 0; i < places; ++i) best += counts_of_all[static_cast<size_t>(i)];
+                CHECK(held >= 0.85 * best);
+                ++several_rounds;
+            }
         }
         CHECK(counts.read()[0].chosen == chosen_experts);
         CHECK(counts.read()[0].fetched == expected.fetched);
     }
+    CHECK(several_rounds > 5);
     simt::settings().seed = 1;
 }
 
