@@ -174,7 +174,8 @@ TEST_CASE(
                 std::vector<int> counts_of_all;
                 for (const auto &[expert, count] : times) counts_of_all.push_back(count);
                 std::ranges::sort(counts_of_all, std::greater{});
-                for (int32_t i = 0; i < places; ++i) best += counts_of_all[static_cast<size_t>(i)];
+                counts_of_all.resize(std::min(counts_of_all.size(), static_cast<size_t>(places)));
+                for (const int count : counts_of_all) best += count;
                 CHECK(held >= 0.85 * best);
                 ++several_rounds;
             }
