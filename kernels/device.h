@@ -30,6 +30,9 @@ struct MemoryNeed {
     size_t all() const { return weights + cache + work; }
 };
 
+// Host memory that is left free besides MemoryNeed::host, which cannot be swapped out.
+inline constexpr size_t kHostReserve = size_t{256} << 20;
+
 class Device {
   public:
     Device() = default;

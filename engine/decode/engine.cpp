@@ -15,6 +15,7 @@
 #include "engine/model/first_layers.h"
 #include "engine/model/notes.h"
 #include "engine/model/window.h"
+#include "gguf/base/bytes.h"
 #include "gguf/base/timer.h"
 #include "kernels/device.h"
 #include "kernels/group_backend.h"
@@ -147,6 +148,9 @@ void Engine::start(const EngineOptions &options) {
         const auto pass_over = [&](const std::string &why) {
             devices_ = {cpu_};
             placement_ = "all layers on the CPU";
+            on_gpus_ = {};
+            divided_ = false;
+            model_.program.resident_experts = 0;
             notes_.assign(1, why + "; everything runs on the CPU");
         };
         try {
@@ -186,8 +190,22 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
     if (!is_as_requested(on_gpus_, options.device.placement))
         notes_.push_back(placement_ + resident_text(model_.program, on_gpus_) + ": " + has +
                          std::to_string(gpu_free >> 20) + " MiB free");
+    note_experts(options.device.placement.gpu_experts, plan->gpu.host);
     start_executor(options, plan->context);
     return true;
+}
+
+// What --gpu-experts takes of host memory, and where it does something else than it says.
+void Engine::note_experts(std::optional<int32_t> asked, size_t host_bytes) {
+    if (!asked) return;
+    const int32_t resident = on_gpus_.resident_experts;
+    if (kernels::expert_counts(model_.program).all == 0)
+        notes_.push_back("--gpu-experts: the model has no experts");
+    else if (resident > *asked && *asked > 0)
+        notes_.push_back("--gpu-experts " + std::to_string(*asked) + ": a token uses " +
+                         std::to_string(resident) + ", so the GPU holds as many");
+    if (host_bytes > 0)
+        notes_.push_back("the experts of all layers take " + base::mebibytes(host_bytes) + " of host memory");
 }
 
 void Engine::start_tensor_split(const EngineOptions &options, const DeviceChoice &choice) {

@@ -123,6 +123,7 @@ class Engine {
     size_t draft_bytes_on(const kernels::Device &gpu, const CacheShape &shape, int32_t sequences) const;
     void start(const EngineOptions &options);
     bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
+    void note_experts(std::optional<int32_t> asked, size_t host_bytes);
     void start_tensor_split(const EngineOptions &options, const DeviceChoice &choice);
     TensorPlan plan_with_drafts(const EngineOptions &options, const DeviceChoice &choice,
                                 const ContextRequest &request) const;

@@ -35,14 +35,9 @@ std::vector<Placement> candidates_with_places(const kernels::Program &program,
                                     : std::min(PlacementRequest::kLeastTokens * experts.used, experts.all);
     const auto resident = [&](int32_t count) { return count < experts.all ? count : 0; };
     std::vector<Placement> list;
-    if (most == all) {
-        for (int32_t n = asked > 0 ? least : experts.all; n >= least; --n)
-            list.push_back({layers, all, true, 0, {}, resident(n)});
-        list.push_back({layers, all, false, 0, {}, resident(least)});
-    } else {
-        for (int32_t n = asked > 0 ? least : experts.all; n >= least; --n)
-            list.push_back({layers, most, false, 0, {}, resident(n)});
-    }
+    for (int32_t n = asked > 0 ? least : experts.all; n >= least; --n)
+        list.push_back({layers, most, most == all, 0, {}, resident(n)});
+    if (most == all) list.push_back({layers, all, false, 0, {}, resident(least)});
     for (int32_t n = most - 1; n >= 1 && !request.gpu_layers; --n)
         list.push_back({layers, n, false, 0, {}, resident(least)});
     return list;
@@ -333,13 +328,23 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     std::vector<std::string> hints;
     PlacementRequest other = request;
     other.gpu_layers.reset();
-    if (const auto plan = plan_placement(program, devices, free, other, context)) {
+    const auto fitting = [&](const PlacementRequest &one) {
+        return first_fit(Planner(program, devices, free, context, one.shares), candidates(program, one),
+                         least_context(one, context));
+    };
+    if (const auto plan = fitting(other)) {
         const Placement &p = plan->placement;
         if (p.gpu_layers < wanted.gpu_layers) hints.push_back("-ngl " + std::to_string(p.gpu_layers));
         if (p.cpu_experts > wanted.cpu_experts)
             hints.push_back((hints.empty() ? "" : hints.back() + " ") + "--n-cpu-moe " +
                             std::to_string(p.cpu_experts));
         if (hints.size() == 2) hints.erase(hints.begin());
+    }
+    if (request.gpu_experts > 0) {
+        other = request;
+        other.gpu_experts = 0;
+        if (const auto plan = fitting(other); plan && plan->placement.resident_experts > 0)
+            hints.push_back("--gpu-experts " + std::to_string(plan->placement.resident_experts));
     }
     if (context.asked > 0) {
         ContextRequest shorter = context;
@@ -355,7 +360,7 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
 }
 
 void expect_host_memory(const PlacementPlan &plan, size_t free) {
-    if (plan.gpu.host <= free) return;
+    if (plan.gpu.host == 0 || plan.gpu.host + kernels::kHostReserve <= free) return;
     throw DecodeError(DecodeError::Kind::OutOfMemory,
                       "--gpu-experts keeps a copy of all experts in host memory, of " +
                           base::mebibytes(plan.gpu.host) + ", but " + base::mebibytes(free) +
@@ -456,7 +461,11 @@ std::optional<PlacementPlan> plan_placement(const kernels::Program &program, con
     const std::vector<Placement> list = candidates(program, request);
     const std::string missing = expect_kernels(program, devices, list.front());
     const Planner planner(program, devices, free, context, request.shares);
-    auto plan = first_fit(planner, list, least_context(request, context));
+    // Layers that were asked for may have any context, but fewer experts at a time come before a short one.
+    const bool shares_memory = request.gpu_experts == 0 && context.asked == 0;
+    auto plan =
+        shares_memory ? first_fit(planner, list, std::min(context.own, kComfortableContext)) : std::nullopt;
+    if (!plan) plan = first_fit(planner, list, least_context(request, context));
     if (plan) {
         expect_host_memory(*plan, free.back());
         plan->missing = missing;

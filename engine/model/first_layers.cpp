@@ -41,6 +41,7 @@ Program first_layers(const Program &program, int32_t layers) {
         if (layer < all.count) end = i + 1;
     }
     Program cut = program;
+    cut.resident_experts = 0;  // few layers: all of their experts
     const auto at = [&](size_t index) { return cut.steps.begin() + static_cast<std::ptrdiff_t>(index); };
     cut.steps.erase(at(begin), at(end));
     drop_unused(cut);

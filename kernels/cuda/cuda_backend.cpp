@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gguf/base/bytes.h"
+#include "kernels/cpu/system_memory.h"
 #include "kernels/cuda/attention/attention_runner.h"
 #include "kernels/cuda/attention/kv_memory.h"
 #include "kernels/cuda/experts/expert_runner.h"
@@ -252,6 +253,13 @@ void CudaBackend::expect_memory(const CacheConfig &cache) const {
                                " of weights, " + base::mebibytes(need.cache) + " of cache, " +
                                base::mebibytes(need.work) +
                                " of work memory): choose a smaller context with -c, or --device cpu");
+    if (need.host == 0) return;
+    const size_t host = cpu::system_memory().available;
+    if (host > 0 && need.host + kHostReserve > host)
+        throw BackendError(BackendError::Kind::OutOfMemory,
+                           "the experts of all layers take " + base::mebibytes(need.host) +
+                               " of host memory, but " + base::mebibytes(host) +
+                               " are free: choose --cpu-moe, which reads them from the file");
 }
 
 void CudaBackend::allocate() {

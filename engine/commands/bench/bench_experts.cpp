@@ -7,6 +7,8 @@
 #include "engine/commands/json.h"
 #include "engine/commands/plot/plot_output.h"
 #include "engine/measure/fetched_experts.h"
+#include "engine/model/model.h"
+#include "gguf/file.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -67,6 +69,7 @@ std::string table(const ExpertReport &report, const std::string &file) {
         text += format("%-15d%14s%9.1f%%%14s%9.1f ms\n", row.held,
                        bytes(static_cast<double>(row.use.held_bytes)).c_str(), 100 * share(row.use),
                        bytes(row.use.fetched_bytes).c_str(), row.use.fetched_bytes / kBusRate * 1e3);
+    text += "GPU memory: of the experts alone\n";
     text += "fetched: of the experts that a token uses, decoding one token after the other\n";
     text += "at 25 GB/s: a token's time for that over PCIe 4 with 16 lanes, without everything else\n";
     return text;
@@ -117,14 +120,14 @@ int bench_experts(const BenchOptions &options, const std::string &plot, Io &io) 
     const InterruptScope interrupts(stop);
     decode::EngineOptions flags = engine_options(options.model, io, stop);
     flags.device.device = "cpu";
+    if (flags.context == 0)
+        flags.context = std::min<int64_t>(
+            kMostTraced, model::read_hyper_parameters(gguf::File::open(flags.model)).context_length);
     const std::string text = read_all(*options.file, io.in, &stop);
     decode::Engine engine(flags);
     for (const std::string &note : engine.notes()) io.note(note);
     std::vector<text::TokenId> tokens = engine.tokenizer().encode(text);
-    const int64_t most = options.model.context > 0
-                             ? engine.executor().context()
-                             : std::min<int64_t>(kMostTraced, engine.executor().context());
-    tokens.resize(std::min(tokens.size(), static_cast<size_t>(most)));
+    tokens.resize(std::min(tokens.size(), static_cast<size_t>(engine.executor().context())));
     if (tokens.size() < 4) throw InputError("--experts: the text has fewer than 4 tokens");
     show_progress(io, format("the choices for %zu tokens", tokens.size()));
     ExpertReport report{

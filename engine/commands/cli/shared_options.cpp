@@ -197,9 +197,10 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
              "a model with experts that the GPU cannot hold: it keeps N of each layer at a time, and fetches "
              "others from host memory when a token chooses them; auto: as many as fit",
              [&o](const std::string &text) {
-                 if (text != "auto" && text != "all" && !whole_numbers(1, kMostExperts).parse(text))
+                 const auto number = whole_numbers(1, kMostExperts).parse(text);
+                 if (text != "auto" && text != "all" && !number)
                      throw ValueError("a number from 1 on, auto or all");
-                 o.gpu_experts = text;
+                 o.gpu_experts = number ? std::to_string(static_cast<int32_t>(*number)) : text;
              })
         .by_default(o.gpu_experts)
         .rare();

@@ -1,5 +1,5 @@
-// Places of experts; see expert_places.h. Both kernels do little besides waiting for the bus: an expert of 3 MB takes
-// 120 us over PCIe 4 with 16 lanes, its place 3 us.
+// Places of experts; see expert_places.h. Both kernels do little besides waiting for the bus: an expert of 3 MB should take
+// 120 us over PCIe 4 with 16 lanes.
 #include "kernels/cuda/experts/expert_places.h"
 
 #include "kernels/cuda/runtime/device.h"

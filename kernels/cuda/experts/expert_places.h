@@ -8,10 +8,9 @@
 // (expert_rounds()), so no decision waits for the host and launches can be recorded as a graph.
 //
 // The first round takes the chosen experts that have places, and as many others as there is room for. A place whose expert takes
-// part in the round is kept. Others are given away in the order of how often the batch chose their experts (of a single
-// token: never), among equals in the order of their last use, the least recent first (LRU). Experts without a place wait in the
-// order of how often they were chosen, too, and later rounds give away half of the places at most: after a prompt, places have
-// mostly the experts that it chose most often.
+// part in the round is kept. The others are given away in the order of their last use, the least recent first (LRU), if the batch
+// has one token; else those come first whose experts the batch chose least often. Experts without a place wait in the order of
+// how often they were chosen, too: after a prompt, places have mostly the experts that it chose most often.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +22,15 @@
 
 namespace runnel::kernels::cuda {
 
-// The most places that a round gives away.
-constexpr int32_t most_fetched(int32_t round, int32_t places) {
-    return round == 0 ? places : std::max(1, places / 2);
+// The most places that a round gives away: later rounds of a prompt, which chooses most experts anyway, half of them.
+constexpr int32_t most_fetched(int32_t round, int32_t pairs, int32_t experts, int32_t places) {
+    const bool is_prompt = pairs >= 4 * experts;
+    return round > 0 && is_prompt ? std::max(1, places / 2) : places;
 }
 
 // Rounds that suffice for a batch of `pairs` pairs: the first one computes as many experts as there are places.
 constexpr int32_t expert_rounds(int32_t pairs, int32_t experts, int32_t places) {
-    const int32_t chosen = std::min(pairs, experts), later = most_fetched(1, places);
+    const int32_t chosen = std::min(pairs, experts), later = most_fetched(1, pairs, experts, places);
     return chosen <= places ? 1 : 1 + (chosen - places + later - 1) / later;
 }
 

@@ -27,8 +27,8 @@ RouteScore score_of(Routing::Score score) {
     }
 }
 
-// Most rows of a group where experts have few rows: more blocks of the kernel for small groups fit on a multiprocessor. An
-// expert with more rows is read again, from L2.
+// Most rows of a group where experts have few rows: of some formats (Q4_K, Q5_K), more blocks of the kernel for small groups fit
+// on a multiprocessor. An expert with more rows is read again, from L2.
 int32_t few_rows(int32_t rows, int32_t experts) {
     return rows <= 2 * experts ? kSmallGroupTokens : kLinearGroupTokens;
 }

@@ -32,10 +32,8 @@ PlaceRunner::Mixture PlaceRunner::sizes(const Program &program, const ExpertsOp 
     made.biases = {op.step.gate_bias, op.step.up_bias, op.step.down_bias};
     made.matrices = {op.step.gate, op.step.up, op.step.down};
     for (size_t i = 0; i < made.matrices.size(); ++i) {
-        if (made.matrices[i] != kNoWeight) {
-            const Weight &w = program.weights[static_cast<size_t>(made.matrices[i])];
-            made.matrix_bytes[i] = static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols));
-        }
+        if (made.matrices[i] != kNoWeight)
+            made.matrix_bytes[i] = matrix_tile_bytes(program.weights[static_cast<size_t>(made.matrices[i])]);
         if (made.biases[i] != kNoWeight)
             made.bias_bytes[i] = program.weights[static_cast<size_t>(made.biases[i])].matrix_bytes();
     }
@@ -86,7 +84,7 @@ const int32_t *PlaceRunner::enqueue(Launcher &launcher, const ExpertsOp &op, con
     const Mixture &mixture = mixtures_[static_cast<size_t>(op.placed)];
     launcher.run_exactly(
         place_experts_kernel(), 1, kPlaceExpertsShared,
-        {chosen, pairs, op.experts, op.places, round, most_fetched(round, op.places),
+        {chosen, pairs, op.experts, op.places, round, most_fetched(round, pairs, op.experts, op.places),
          mixture.place_of.as<int32_t>(), mixture.expert_of.as<int32_t>(), mixture.used_at.as<uint64_t>(),
          mixture.counts.as<PlaceCounts>(), done_.as<int32_t>(), here_.as<int32_t>(),
          fetched_.as<FetchedExpert>(), fetched_count_.as<int32_t>()});

@@ -30,19 +30,15 @@ size_t aligned(size_t bytes) {
     return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
 }
 
-size_t matrix_tiles(const Weight &w) {
-    return static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols));
-}
-
 // places: Plan::places of the weight.
 size_t device_bytes(const Weight &w, WeightUse use, int32_t places) {
     if (use == WeightUse::None) return 0;
     if (use == WeightUse::Floats) return aligned(w.bytes());
-    return aligned(matrix_tiles(w) * static_cast<size_t>(places > 0 ? places : w.count));
+    return aligned(matrix_tile_bytes(w) * static_cast<size_t>(places > 0 ? places : w.count));
 }
 
 size_t host_bytes(const Weight &w, int32_t places) {
-    return places > 0 ? matrix_tiles(w) * static_cast<size_t>(w.count) : 0;
+    return places > 0 ? matrix_tile_bytes(w) * static_cast<size_t>(w.count) : 0;
 }
 
 // Size of a pinned buffer: at least 16 rows of the widest matrix, at most all weights.
@@ -96,12 +92,12 @@ class Uploader {
         Weight one = w;
         for (int64_t i = 0; i < w.count; ++i) {
             one.data = w.matrix(i);
-            matrix(one, to + static_cast<size_t>(i) * matrix_tiles(w));
+            matrix(one, to + static_cast<size_t>(i) * matrix_tile_bytes(w));
         }
     }
     // Does the same and brings them back to host memory.
     void tiles_to_host(const Weight &w, std::byte *to) {
-        const size_t bytes = matrix_tiles(w);
+        const size_t bytes = matrix_tile_bytes(w);
         if (tiles_.size() < bytes) {
             stream_.wait();
             tiles_ = DeviceMemory(bytes, "experts");
@@ -211,6 +207,10 @@ class Uploader {
 };
 
 }  // namespace
+
+size_t matrix_tile_bytes(const Weight &w) {
+    return static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols));
+}
 
 size_t weight_memory(const Program &program, const Plan &plan) {
     size_t bytes = 0;

@@ -11,6 +11,9 @@
 
 namespace runnel::kernels::cuda {
 
+// Bytes of one matrix of the weight as tiles.
+size_t matrix_tile_bytes(const Weight &w);
+
 // Bytes that the upload will allocate, in device memory and in host memory.
 size_t weight_memory(const Program &program, const Plan &plan);
 size_t host_weight_memory(const Program &program, const Plan &plan);

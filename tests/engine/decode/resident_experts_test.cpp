@@ -117,8 +117,9 @@ TEST_CASE(
             Engine engine(options_for(model, 0));
             CHECK(engine.placement_details() ==
                   "all layers on the GPU, with 8 of a layer's 12 experts at a time");
-            REQUIRE(engine.notes().size() == 1);
+            REQUIRE(engine.notes().size() == 2);
             CHECK(engine.notes()[0].starts_with(engine.placement_details() + ": the GPU has "));
+            CHECK(engine.notes()[1].starts_with("the experts of all layers take "));
             compute(engine, 1);
             simt::settings() = {};
         }
@@ -139,9 +140,9 @@ TEST_CASE(
         return plan_placement(program, gpus_and_cpu(1), {kMany, host}, four, context);
     };
     const size_t host = plan(kMany)->gpu.host;
-    CHECK(plan(host));
+    CHECK(plan(host + kernels::kHostReserve));
     try {
-        plan(host - 1);
+        plan(host + kernels::kHostReserve - 1);
         FAIL("accepted");
     } catch (const DecodeError &error) {
         CHECK(error.kind == DecodeError::Kind::OutOfMemory);
@@ -156,4 +157,53 @@ TEST_CASE(
         Engine{options},
         "--split tensor keeps all experts on the GPUs: leave out --gpu-experts, or choose --split layer",
         DecodeError);
+}
+
+TEST_CASE("resident experts: auto leaves room for a comfortable context, also with all layers asked for") {
+    const Restore restore;
+    const TemporaryModel model(mixture());
+    const kernels::Program program = model::build(model.file).program;
+    const DeviceList devices = gpus_and_cpu(1);
+    const auto need = [&](std::optional<int32_t> experts, int64_t cells) {
+        PlacementRequest request;
+        request.gpu_experts = experts;
+        return plan_placement(program, devices, {kMany, kMany}, request, {.own = cells, .asked = cells})
+            ->gpu.all();
+    };
+    PlacementRequest wanted;
+    wanted.gpu_experts = 0;
+    // Room for all experts with a short context, or for some with a longer one.
+    const size_t memory = need(8, 5000);
+    CHECK(memory < need({}, 5000));
+    for (const auto layers : {std::optional<int64_t>(), std::optional<int64_t>(99)}) {
+        wanted.gpu_layers = layers;
+        const auto plan = plan_placement(program, devices, {memory, kMany}, wanted, {.own = 1 << 16});
+        REQUIRE(plan);
+        CHECK(plan->placement.gpu_layers == 3);
+        CHECK(plan->placement.resident_experts >= 8);
+        CHECK(plan->context.context >= 4096);
+    }
+    // A number that does not fit is refused with one that does.
+    wanted.gpu_layers = 99;
+    wanted.gpu_experts = 11;
+    try {
+        plan_placement(program, devices, {memory, kMany}, wanted, {.own = 5000, .asked = 5000});
+        FAIL("accepted");
+    } catch (const DecodeError &error) {
+        const std::string what = error.what();
+        CAPTURE(what);
+        CHECK(what.find("with 11 of a layer's 12 experts at a time") != std::string::npos);
+        CHECK(what.find("--gpu-experts 8") != std::string::npos);
+    }
+}
+
+TEST_CASE("resident experts: a number that means something else, or nothing, is noted") {
+    const Restore restore;
+    const TemporaryModel model(mixture());
+    const auto notes = [](const TemporaryModel &file, int32_t experts) {
+        Engine engine(options_for(file, experts));
+        return engine.notes();
+    };
+    CHECK(notes(model, 1).at(0) == "--gpu-experts 1: a token uses 2, so the GPU holds as many");
+    CHECK(notes(TemporaryModel(ModelShape{}), 4).at(0) == "--gpu-experts: the model has no experts");
 }

@@ -124,8 +124,8 @@ TokenWork one_token(const Shape &shape, FileType type) {
 }
 
 TokenWork one_batch(const Shape &shape, FileType type, int tokens) {
-    constexpr int kOthers = 4, kDense = 3,
-                  kMixture = 8;  // norms that the last block of a launch computes for one token
+    // As one_token(), with launches for the norms that the last block of another launch computes for one token.
+    constexpr int kOthers = 4, kDense = 3, kMixture = 8;
     TokenWork work = matrices_of(shape, type);
     const double all = shape.experts, passed_by = 1 - shape.experts_used / std::max(all, 1.0);
     const int chosen = static_cast<int>(std::lround(all * (1 - std::pow(passed_by, tokens))));
