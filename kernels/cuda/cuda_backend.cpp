@@ -8,8 +8,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "gguf/base/bytes.h"
-#include "kernels/cpu/system_memory.h"
 #include "kernels/cuda/attention/attention_runner.h"
 #include "kernels/cuda/attention/kv_memory.h"
 #include "kernels/cuda/experts/expert_runner.h"
@@ -127,7 +125,6 @@ class CudaBackend final : public Backend {
     }
 
   private:
-    void expect_memory(const CacheConfig &cache) const;
     void allocate();
     void prepare_kernels(const CacheConfig &cache);
 
@@ -225,7 +222,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     plan_ = plan(program_);
     max_tokens_ = max_tokens;
     graphs_.clear();
-    expect_memory(cache);
+    expect_memory(memory_need(program_, plan_, cache, max_tokens), free_memory(device_));
     prepare_kernels(cache);
     experts_ = ExpertRunner(stream_, program_, plan_, max_tokens);
     heads_ = HeadRunner(program_, plan_, max_tokens);
@@ -241,25 +238,6 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     indexer_ = IndexerRunner(program_, cache);
     input_ = BatchInput(program_, cache, max_tokens);
     stream_.wait();
-}
-
-void CudaBackend::expect_memory(const CacheConfig &cache) const {
-    const MemoryNeed need = memory_need(program_, plan_, cache, max_tokens_);
-    const size_t free = free_memory(device_);
-    if (need.all() > free)
-        throw BackendError(BackendError::Kind::OutOfMemory,
-                           "the GPU has " + base::mebibytes(free) + " free, but " +
-                               base::mebibytes(need.all()) + " are needed (" + base::mebibytes(need.weights) +
-                               " of weights, " + base::mebibytes(need.cache) + " of cache, " +
-                               base::mebibytes(need.work) +
-                               " of work memory): choose a smaller context with -c, or --device cpu");
-    if (need.host == 0) return;
-    const size_t host = cpu::system_memory().available;
-    if (host > 0 && need.host + kHostReserve > host)
-        throw BackendError(BackendError::Kind::OutOfMemory,
-                           "the experts of all layers take " + base::mebibytes(need.host) +
-                               " of host memory, but " + base::mebibytes(host) +
-                               " are free: choose --cpu-moe, which reads them from the file");
 }
 
 void CudaBackend::allocate() {

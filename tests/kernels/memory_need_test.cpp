@@ -254,3 +254,21 @@ TEST_CASE("memory need: the partial results of each launch of a batch fit") {
         }
     }
 }
+
+TEST_CASE("memory need: what does not fit on the device or in host memory is refused with the numbers") {
+    MemoryNeed need{.weights = size_t{3} << 20, .cache = size_t{2} << 20, .work = size_t{1} << 20};
+    expect_memory(need, need.all());
+    CHECK_THROWS_WITH_AS(
+        expect_memory(need, size_t{4} << 20),
+        "the GPU has 4 MiB free, but 6 MiB are needed (3 MiB of weights, 2 MiB of cache, 1 MiB of work "
+        "memory): choose a smaller context with -c, or --device cpu",
+        BackendError);
+    need.host = size_t{1} << 60;
+    try {
+        expect_memory(need, need.all());
+        FAIL("accepted");
+    } catch (const BackendError &error) {
+        CHECK(error.kind == BackendError::Kind::OutOfMemory);
+        CHECK(std::string(error.what()).find("are free: choose --cpu-moe") != std::string::npos);
+    }
+}

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "gguf/base/bytes.h"
+#include "kernels/cpu/system_memory.h"
 #include "kernels/cuda/attention/attention_memory.h"
 #include "kernels/cuda/attention/divided_attention.h"
 #include "kernels/cuda/attention/kv_memory.h"
@@ -50,6 +52,23 @@ MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConf
                 static_cast<size_t>(attention_counters(program, max_tokens)) * sizeof(uint32_t) +
                 BatchInput::bytes(program, max_tokens) + rope_bytes(program) + kDriverReserve;
     return need;
+}
+
+void expect_memory(const MemoryNeed &need, size_t free) {
+    if (need.all() > free)
+        throw BackendError(BackendError::Kind::OutOfMemory,
+                           "the GPU has " + base::mebibytes(free) + " free, but " +
+                               base::mebibytes(need.all()) + " are needed (" + base::mebibytes(need.weights) +
+                               " of weights, " + base::mebibytes(need.cache) + " of cache, " +
+                               base::mebibytes(need.work) +
+                               " of work memory): choose a smaller context with -c, or --device cpu");
+    if (need.host == 0) return;
+    const size_t host = cpu::system_memory().available;
+    if (host > 0 && need.host + kHostReserve > host)
+        throw BackendError(BackendError::Kind::OutOfMemory,
+                           "the experts of all layers take " + base::mebibytes(need.host) +
+                               " of host memory, but " + base::mebibytes(host) +
+                               " are free: choose --cpu-moe, which reads them from the file");
 }
 
 size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t max_tokens) {

@@ -27,4 +27,8 @@ inline constexpr size_t kDriverReserve = size_t{64} << 20;
 MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConfig &cache,
                        int32_t max_tokens);
 
+// Throws BackendError{OutOfMemory} with the numbers if the need does not fit in `free` bytes of device memory, or in the host
+// memory that is available.
+void expect_memory(const MemoryNeed &need, size_t free);
+
 }  // namespace runnel::kernels::cuda
