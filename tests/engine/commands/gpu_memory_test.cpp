@@ -16,6 +16,7 @@
 #include "kernels/cuda/runtime/memory_need.h"
 #include "tests/simt/simt.h"
 #include "tests/support/answers.h"
+#include "tests/support/data.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/temporary.h"
 
@@ -210,4 +211,41 @@ TEST_CASE("gpu memory: inspect plans for the GPU that run would take") {
     CHECK(gpu["gpu_layers"] == 3);
     CHECK(gpu["placement"] == "all layers on the GPU");
     simt::settings() = {};
+}
+
+TEST_CASE("gpu memory: --stats counts the experts that a GPU with --gpu-experts chose and fetched") {
+    ModelShape shape = shape_of(2);
+    shape.arch = "qwen3moe";
+    const TemporaryModel file(shape);
+    const testing::TemporaryDirectory directory;
+    RunOptions options;
+    options.model.path = file.path;
+    options.model.device = "cuda";
+    options.model.context = 64;
+    options.model.batch = kBatch;
+    options.model.gpu_experts = "3";
+    options.raw = true;
+    options.prompt = "a b a b";
+    options.generation.predict = 3;
+    options.generation.ignore_eos = true;
+    options.stats.print = true;
+    options.stats.file = (directory / "stats.json").string();
+    Files files;
+    CHECK(run(options, files.io) == 0);
+    const std::string shown = Files::read(files.err);
+    CAPTURE(shown);
+    CHECK(shown.find("device   all layers on the GPU, with 3 of a layer's 8 experts at a time") !=
+          std::string::npos);
+    CHECK(shown.find(" of them fetched from host memory (") != std::string::npos);
+    const auto json = nlohmann::json::parse(testing::read_file(options.stats.file));
+    const uint64_t chosen = json["experts"]["chosen"], fetched = json["experts"]["fetched"];
+    CHECK(fetched > 0);
+    CHECK(fetched <= chosen);
+    CHECK(json["experts"]["fetched_bytes"].get<uint64_t>() % fetched == 0);
+    options.model.cpu_moe = true;
+    CHECK_THROWS_WITH_AS(
+        run(options, files.io),
+        "--gpu-experts runs all experts on the GPU, --cpu-moe and --n-cpu-moe some on the CPU: leave "
+        "one out",
+        UsageError);
 }
