@@ -84,6 +84,7 @@ ExpertRunner::ExpertRunner(Stream &stream, const Program &program, const Plan &p
     packed_ = memory(s.packed);
     prepare(route_kernel().handle, kRouteShared);
     prepare(group_rows_kernel().handle, kGroupRowsShared);
+    prepare(route_groups_kernel().handle, kRouteGroupsShared);
     prepare(combine_kernel().handle, 0);
     for (const Op &op : plan.ops)
         if (const auto *experts = std::get_if<ExpertsOp>(&op)) {
@@ -104,13 +105,11 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
                             many_.as<const TokenGroup>(),
                             counts_.as<const int32_t>(),
                             counts_.as<const int32_t>() + 1};
-    route(launcher, op, weights, operands);
+    const bool routed_at_once = operands.tokens <= kRouteTokens && op.places == 0;
+    route(launcher, op, weights, operands, routed_at_once);
     const int32_t rounds = op.places > 0 ? expert_rounds(rows, op.experts, op.places) : 1;
     for (int32_t round = 0; round < rounds; ++round) {
-        const int32_t *const places =
-            op.places > 0 ? places_.enqueue(launcher, op, weights, chosen_.as<const int32_t>(), rows, round)
-                          : nullptr;
-        group_rows(launcher, op, weights, rows, places);
+        if (!routed_at_once) group_rows(launcher, op, weights, rows, round);
         if (!op.in.empty()) gate_and_up(launcher, op, weights, operands, groups);
         if (step.down == kNoWeight) return write_hidden(launcher, op, operands, rows);
         down(launcher, op, weights, operands, groups);
@@ -123,39 +122,61 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
                   operands.tokens, step.routing.used, width});
 }
 
+// Few tokens: their rows are grouped by the same launch (at_once).
 void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
-                         const Operands &operands) {
+                         const Operands &operands, bool at_once) {
     const Routing &r = op.step.routing;
-    launcher.run_exactly(
-        route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens, kRouteShared,
-        {operands.logits.data, operands.logits.stride, weights.floats(r.selection_bias),
-         weights.floats(r.expert_scales), operands.tokens, op.experts, r.used, r.groups, r.groups_used,
-         r.group_best, score_of(r.score), r.normalize, r.scale, chosen_.as<int32_t>(), weights_.as<float>(),
-         operands.chosen.data, operands.chosen.stride});
+    const RouteParams params{operands.logits.data,
+                             operands.logits.stride,
+                             weights.floats(r.selection_bias),
+                             weights.floats(r.expert_scales),
+                             operands.tokens,
+                             op.experts,
+                             r.used,
+                             r.groups,
+                             r.groups_used,
+                             r.group_best,
+                             score_of(r.score),
+                             r.normalize,
+                             r.scale,
+                             chosen_.as<int32_t>(),
+                             weights_.as<float>(),
+                             operands.chosen.data,
+                             operands.chosen.stride};
+    if (at_once)
+        launcher.run_exactly(route_groups_kernel(), 1, kRouteGroupsShared,
+                             {params, group_params(op, weights, operands.tokens * r.used)});
+    else
+        launcher.run_exactly(route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens,
+                             kRouteShared, params);
 }
 
-// Places were filled by the launch before: what follows may read them as weights, so it starts when all that is done.
+GroupRowsParams ExpertRunner::group_params(const ExpertsOp &op, const DeviceWeights &weights,
+                                           int32_t rows) const {
+    return {chosen_.as<const int32_t>(),
+            op.step.weights_on_input ? weights_.as<const float>() : nullptr,
+            {weights.floats(op.step.gate_scales), weights.floats(op.step.up_scales)},
+            rows,
+            op.in.empty() ? 1 : op.step.routing.used,
+            op.experts,
+            sources_.as<int32_t>(),
+            {gate_weights_.as<float>(), up_weights_.as<float>()},
+            rows_.as<int32_t>(),
+            few_.as<TokenGroup>(),
+            many_.as<TokenGroup>(),
+            counts_.as<int32_t>(),
+            counts_.as<int32_t>() + 1,
+            few_rows(rows, op.experts)};
+}
+
 void ExpertRunner::group_rows(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
-                              int32_t rows, const int32_t *places) {
-    const GroupRowsParams params{chosen_.as<const int32_t>(),
-                                 op.step.weights_on_input ? weights_.as<const float>() : nullptr,
-                                 {weights.floats(op.step.gate_scales), weights.floats(op.step.up_scales)},
-                                 rows,
-                                 op.in.empty() ? 1 : op.step.routing.used,
-                                 op.experts,
-                                 sources_.as<int32_t>(),
-                                 {gate_weights_.as<float>(), up_weights_.as<float>()},
-                                 rows_.as<int32_t>(),
-                                 few_.as<TokenGroup>(),
-                                 many_.as<TokenGroup>(),
-                                 counts_.as<int32_t>(),
-                                 counts_.as<int32_t>() + 1,
-                                 few_rows(rows, op.experts),
-                                 places};
-    if (places != nullptr)
-        launcher.run_after_all(group_rows_kernel(), op.experts, kGroupRowsShared, params);
-    else
-        launcher.run_exactly(group_rows_kernel(), op.experts, kGroupRowsShared, params);
+                              int32_t rows, int32_t round) {
+    GroupRowsParams params = group_params(op, weights, rows);
+    if (op.places == 0)
+        return launcher.run_exactly(group_rows_kernel(), op.experts, kGroupRowsShared, params);
+    params.places = places_.enqueue(launcher, op, weights, chosen_.as<const int32_t>(), rows, round);
+    // Places were filled by the launch before: what follows may read them as weights, so it starts when all that is done.
+    launcher.run_after_all(group_rows_kernel(), op.experts, kGroupRowsShared, params);
 }
 
 // Writes h into hidden_. Without a fused activation, gate and up are first written there side by side.

@@ -1,6 +1,6 @@
 // Runs the Experts steps of a plan: owns the work memory between their kernels and launches them in order:
-// route, group rows, gate and up, activation (if the matrix kernel does not include it), quantize, down, sum. A step that
-// computes only h ends with a launch that sorts it by pairs; one that reads h begins, after the routing, with quantize. A
+// route, group rows (with few tokens one launch), gate and up, activation (if the matrix kernel does not include it),
+// quantize, down, sum. A step that computes only h ends with a launch that sorts it by pairs; one that reads h begins, after the routing, with quantize. A
 // step with places (expert_places.h) repeats what is between the routing and the sum for each of its rounds.
 #pragma once
 
@@ -41,9 +41,10 @@ class ExpertRunner {
     struct Sizes;
     static Sizes sizes(const Plan &plan, int32_t max_tokens);
     void route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
-               const Operands &operands);
+               const Operands &operands, bool at_once);
+    GroupRowsParams group_params(const ExpertsOp &op, const DeviceWeights &weights, int32_t rows) const;
     void group_rows(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights, int32_t rows,
-                    const int32_t *places);
+                    int32_t round);
     const float *bias(const ExpertsOp &op, const DeviceWeights &weights, WeightId id) const {
         return op.places > 0 ? places_.bias(op, id) : weights.floats(id);
     }

@@ -19,7 +19,7 @@ constexpr float kNear = 0.02f;            // Routing::kNear
 // --- route -------------------------------------------------------------------------------------------------
 
 struct RouteShared {
-    struct {
+    struct Warp {
         float p[kMaxExperts], s[kMaxExperts], totals[kMaxExpertGroups], weights[kMaxUsedExperts];
     } warp[kRouteTokens];
 };
@@ -183,33 +183,35 @@ struct Route {
         return w * p.scale;
     }
 
+    // Warp collective: all of a token.
+    static DEVICE void route_token(const Params &p, int32_t token, RouteShared::Warp &shared) {
+        score(p, p.logits + token * p.stride, shared.p, shared.s);
+        warp_sync();
+        int32_t *const own_chosen = p.chosen + int64_t{token} * p.used;
+        if (p.given) {
+            take_given(p, p.given + token * p.given_stride, shared.p, own_chosen, shared.weights);
+        } else {
+            if (p.groups > 1) drop_groups(p, shared.s, shared.totals);
+            choose(p, shared.p, shared.s, own_chosen, shared.weights);
+        }
+        const int32_t own = lane_index();
+        if (p.score == RouteScore::SparseMixer) {
+            if (own < p.used) shared.weights[own] = mixer_weight(p, shared.s, own_chosen[own]);
+            warp_sync();
+        }
+        if (own < p.used) {
+            const int64_t pair = int64_t{token} * p.used + own;
+            const float weight = final_weight(p, shared.weights, own);
+            p.weights[pair] = p.expert_scales ? weight * p.expert_scales[p.chosen[pair]] : weight;
+        }
+    }
+
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<RouteShared>().warp[warp_index()];
         grid_dep_wait();
         grid_dep_trigger();
         const int32_t token = block_index() * kRouteTokens + warp_index();
-        if (token < p.tokens) {
-            score(p, p.logits + token * p.stride, shared.p, shared.s);
-            warp_sync();
-            int32_t *const own_chosen = p.chosen + int64_t{token} * p.used;
-            if (p.given) {
-                take_given(p, p.given + token * p.given_stride, shared.p, own_chosen, shared.weights);
-            } else {
-                if (p.groups > 1) drop_groups(p, shared.s, shared.totals);
-                choose(p, shared.p, shared.s, own_chosen, shared.weights);
-            }
-            const int32_t own = lane_index();
-            if (p.score == RouteScore::SparseMixer) {
-                const int32_t *const chosen = p.chosen + int64_t{token} * p.used;
-                if (own < p.used) shared.weights[own] = mixer_weight(p, shared.s, chosen[own]);
-                warp_sync();
-            }
-            if (own < p.used) {
-                const int64_t pair = int64_t{token} * p.used + own;
-                const float weight = final_weight(p, shared.weights, own);
-                p.weights[pair] = p.expert_scales ? weight * p.expert_scales[p.chosen[pair]] : weight;
-            }
-        }
+        if (token < p.tokens) route_token(p, token, shared);
     }
 };
 
@@ -316,6 +318,62 @@ struct GroupRows {
     }
 };
 
+// --- route and group rows of few tokens --------------------------------------------------------------------
+
+// By pair (expert), and by row (starts).
+struct RouteGroupsShared {
+    RouteShared route;
+    int32_t expert[kRouteGroupsPairs];
+    int32_t starts[kRouteGroupsPairs];  // 1: a group begins with this row
+};
+static_assert(sizeof(RouteGroupsShared) == kRouteGroupsShared);
+
+// One block, with a warp per token and then a thread per pair.
+struct RouteGroups {
+    using Params = RouteGroupsParams;
+    static constexpr const char *kName = "route_groups";
+    static constexpr int kThreads = 32 * kRouteTokens, kBlocks = 1;
+    static_assert(kThreads == kRouteGroupsPairs);
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<RouteGroupsShared>();
+        grid_dep_wait();
+        grid_dep_trigger();
+        if (warp_index() < p.route.tokens)
+            Route::route_token(p.route, warp_index(), shared.route.warp[warp_index()]);
+        block_sync();
+        const GroupRowsParams &g = p.groups;
+        const int32_t own = thread_index();
+        const bool is_pair = own < g.pairs;
+        shared.expert[own] = is_pair ? g.chosen[own] : 0;
+        block_sync();
+        const int32_t expert = shared.expert[own];
+        int32_t below = 0, same = 0,
+                before = 0;  // pairs of lower experts, of this one, of this one before this pair
+        for (int32_t i = 0; is_pair && i < g.pairs; ++i) {
+            below += shared.expert[i] < expert;
+            same += shared.expert[i] == expert;
+            before += shared.expert[i] == expert && i < own;
+        }
+        const int32_t row = below + before;
+        const bool starts = is_pair && before % g.few_rows == 0;
+        if (is_pair) shared.starts[row] = starts;
+        block_sync();
+        if (!is_pair) return;
+        int32_t group = 0;  // groups of lower rows
+        for (int32_t i = 0; i < row; ++i) group += shared.starts[i];
+        g.sources[row] = own / g.used;
+        g.rows[own] = row;
+        const float weight = g.weights ? g.weights[own] : 1.0f;
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+            g.row_weights[k][row] = weight * (g.scales[k] ? g.scales[k][expert] : 1.0f);
+        const int32_t left = same - before;
+        if (starts) g.few[group] = {expert, row, left < g.few_rows ? left : g.few_rows};
+        if (row == g.pairs - 1) *g.few_count = group + starts;
+    }
+};
+
 // --- combine -----------------------------------------------------------------------------------------------
 
 struct Combine {
@@ -344,6 +402,9 @@ Kernel<RouteParams> route_kernel() {
 }
 Kernel<GroupRowsParams> group_rows_kernel() {
     return kernel_of<GroupRows>();
+}
+Kernel<RouteGroupsParams> route_groups_kernel() {
+    return kernel_of<RouteGroups>();
 }
 Kernel<CombineParams> combine_kernel() {
     return kernel_of<Combine>();

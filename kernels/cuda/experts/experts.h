@@ -59,6 +59,15 @@ struct GroupRowsParams {
 Kernel<GroupRowsParams> group_rows_kernel();
 inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 4);
 
+// Both in one block, for up to kRouteTokens tokens: without `many` and `places`, which only other batches need. The same results.
+struct RouteGroupsParams {
+    RouteParams route;
+    GroupRowsParams groups;  // chosen, weights and pairs: those of `route`
+};
+Kernel<RouteGroupsParams> route_groups_kernel();
+inline constexpr int kRouteGroupsPairs = kRouteTokens * kMaxUsedExperts;
+inline constexpr size_t kRouteGroupsShared = kRouteShared + 2 * kRouteGroupsPairs * 4;
+
 // out[t] = add[t] (or 0), then out = fma(weight, y[row], out) for its experts in ascending order. Any grid. (With `used` 1
 // and no weights, it moves the rows to the places of their pairs.)
 struct CombineParams {

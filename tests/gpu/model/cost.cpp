@@ -29,9 +29,9 @@ constexpr Range kFinishShare = {0.5, 0.65, 1};
 // warp, one after the other, on few blocks), both measured on an H200; the copy of a step's input, the graph's launch and
 // the wait for the token.
 constexpr Range kNorm = {2.5, 3, 3.5}, kAttention = {7.5, 8.5, 9.5}, kHost = {30, 37, 45};
-// Of a mixture's layer: the router's matrix, the choice of experts, their groups and the quantizations, on few blocks each
-// (before the choice was made faster: 20 microseconds on an H200).
-constexpr Range kRouting = {14, 18, 22};
+// Of a mixture's layer: the router's matrix, the choice of experts with their groups and the quantizations, on few blocks each
+// (before the choice was made faster: 20 microseconds on an H200; 3 less since the groups have no launch of their own, a guess).
+constexpr Range kRouting = {11, 15, 19};
 // Bytes of activations per clock and multiprocessor that the blocks of a batch read from L2: every block reads all rows,
 // those of 8 tokens of 14336 values are 229 KB, and 256 blocks of a launch 59 MB. Fitted to what steps of 8
 // sequences took on an H200 beyond steps of one: for Llama-3-8B 0.6 to 0.9 ms in Q4_K_M, Q8_0 and F16.

@@ -114,8 +114,8 @@ int64_t TokenWork::bytes() const {
 
 TokenWork one_token(const Shape &shape, FileType type) {
     // Attention per layer; embedding, first norm; gathering and quantizing of the logits' rows. A mixture's layer also
-    // has the router's matrix, the choice of experts, their groups, a sum, and a quantization before and after it.
-    constexpr int kOthers = 4, kDense = 1, kMixture = 7;
+    // has the router's matrix, the choice of experts with their groups, a sum, and a quantization before and after it.
+    constexpr int kOthers = 4, kDense = 1, kMixture = 6;
     TokenWork work = matrices_of(shape, type);
     work.other_launches = kOthers + shape.layers * (shape.experts > 0 ? kMixture : kDense);
     work.other_bytes = int64_t{4} * shape.layers * shape.experts * shape.width;
@@ -125,7 +125,7 @@ TokenWork one_token(const Shape &shape, FileType type) {
 
 TokenWork one_batch(const Shape &shape, FileType type, int tokens) {
     // As one_token(), with launches for the norms that the last block of another launch computes for one token.
-    constexpr int kOthers = 4, kDense = 3, kMixture = 8;
+    constexpr int kOthers = 4, kDense = 3, kMixture = 7;
     TokenWork work = matrices_of(shape, type);
     const double all = shape.experts, passed_by = 1 - shape.experts_used / std::max(all, 1.0);
     const int chosen = static_cast<int>(std::lround(all * (1 - std::pow(passed_by, tokens))));

@@ -197,3 +197,85 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
         }
     }
 }
+
+TEST_CASE("cuda experts: one launch routes few tokens and groups their rows as two launches do") {
+    const uint32_t seed = 17;
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    Stream stream;
+    for (int i = 0; i < 10; ++i) {
+        const int32_t tokens = i == 0 ? kRouteTokens : 1 + static_cast<int32_t>(random() % kRouteTokens);
+        const int32_t experts = i == 0 ? kMaxExperts : 2 + static_cast<int32_t>(random() % 60);
+        const int32_t used =
+            i == 0 ? kMaxUsedExperts
+                   : 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(std::min(experts, 9)));
+        CAPTURE(tokens);
+        CAPTURE(experts);
+        CAPTURE(used);
+        const auto pairs = static_cast<size_t>(tokens * used);
+        const int32_t few_rows = random() % 2 == 0 ? kSmallGroupTokens : kLinearGroupTokens;
+        const DeviceMemory logits =
+            upload(stream, random_logits(static_cast<size_t>(tokens * experts), random), "logits");
+        const DeviceMemory up_scales = upload(stream, random_activations(experts, random), "scales");
+        struct Results {
+            std::vector<int32_t> chosen, sources, rows, groups, count;
+            std::vector<float> weights, gate, up;
+            bool operator==(const Results &) const = default;
+        };
+        const auto run = [&](bool at_once) {
+            const DeviceMemory chosen(pairs * 4, "chosen"), weights(pairs * 4, "weights"),
+                sources(pairs * 4, "sources"), rows(pairs * 4, "rows"), gate(pairs * 4, "gate weights"),
+                up(pairs * 4, "up weights"), few(pairs * sizeof(TokenGroup), "few"),
+                many(pairs * sizeof(TokenGroup), "many"), counts(8, "counts");
+            const RouteParams route{logits.as<const float>(),
+                                    experts,
+                                    nullptr,
+                                    nullptr,
+                                    tokens,
+                                    experts,
+                                    used,
+                                    1,
+                                    1,
+                                    1,
+                                    RouteScore::Softmax,
+                                    true,
+                                    0.5f,
+                                    chosen.as<int32_t>(),
+                                    weights.as<float>()};
+            const GroupRowsParams groups{chosen.as<const int32_t>(),
+                                         weights.as<const float>(),
+                                         {nullptr, up_scales.as<const float>()},
+                                         static_cast<int32_t>(pairs),
+                                         used,
+                                         experts,
+                                         sources.as<int32_t>(),
+                                         {gate.as<float>(), up.as<float>()},
+                                         rows.as<int32_t>(),
+                                         few.as<TokenGroup>(),
+                                         many.as<TokenGroup>(),
+                                         counts.as<int32_t>(),
+                                         counts.as<int32_t>() + 1,
+                                         few_rows};
+            if (at_once) {
+                simt::run_kernel(stream, route_groups_kernel(), {1, kRouteGroupsShared}, {route, groups});
+            } else {
+                simt::run_kernel(stream, route_kernel(), {1, kRouteShared}, route);
+                simt::run_kernel(stream, group_rows_kernel(),
+                                 {static_cast<uint32_t>(experts), kGroupRowsShared}, groups);
+            }
+            Results made;
+            made.count = values_of<int32_t>(stream, counts, 1);
+            made.chosen = values_of<int32_t>(stream, chosen, pairs);
+            made.sources = values_of<int32_t>(stream, sources, pairs);
+            made.rows = values_of<int32_t>(stream, rows, pairs);
+            made.groups = values_of<int32_t>(stream, few, 3 * static_cast<size_t>(made.count[0]));
+            made.weights = values_of<float>(stream, weights, pairs);
+            made.gate = values_of<float>(stream, gate, pairs);
+            made.up = values_of<float>(stream, up, pairs);
+            return made;
+        };
+        const Results expected = run(false);
+        CHECK(expected.count[0] > 0);
+        CHECK(run(true) == expected);
+    }
+}
