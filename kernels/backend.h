@@ -147,7 +147,7 @@ struct DeviceInfo {
     double bandwidth = 0;  // peak bytes per second of its memory; 0: unknown
 };
 
-// The experts that batches chose, each counted once per batch and mixture, and those that were fetched for it from host
+// How many experts batches chose, each counted once per batch and mixture, and how many of them had to be fetched from host
 // memory (Program::resident_experts).
 struct ExpertTraffic {
     uint64_t chosen = 0, fetched = 0;

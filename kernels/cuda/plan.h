@@ -94,10 +94,9 @@ struct Plan {
     std::vector<size_t> part_ends;  // in ops, of the program's parts
     std::optional<Logits> logits;   // the last step
     std::vector<WeightUse> uses;    // of Program::weights
-    std::vector<int32_t>
-        places;             // of Program::weights: experts of which device memory holds this many; 0: all
-    int64_t widest = 0;     // columns of the widest quantized input
-    ActivationForms forms;  // all forms that some matrix needs
+    std::vector<int32_t> places;    // of Program::weights: ExpertsOp::places
+    int64_t widest = 0;             // columns of the widest quantized input
+    ActivationForms forms;          // all forms that some matrix needs
 
     // The forms of a row of `cols` values. Formats that need integers always have multiples of 32.
     ActivationForms forms_at(int64_t cols) const { return {forms.integers && cols % 32 == 0, forms.halves}; }

@@ -124,7 +124,7 @@ struct FetchExperts {
     static constexpr const char *kName = "fetch_experts";
     static constexpr int kThreads = 256, kBlocks = 4;
 
-    // Copies in pieces of `size` bytes: 16 or 4. (A thread does not wait for its loads before it starts others.)
+    // All blocks copy together, in pieces of `size` bytes: 16 or 4.
     template <int size>
     static DEVICE void copy(std::byte *to, const std::byte *from, int64_t bytes) {
         const int64_t first = int64_t{block_index()} * block_threads() + thread_index(),

@@ -59,7 +59,8 @@ struct GroupRowsParams {
 Kernel<GroupRowsParams> group_rows_kernel();
 inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 4);
 
-// Both in one block, for up to kRouteTokens tokens: without `many` and `places`, which only other batches need. The same results.
+// Does what route and group_rows do, in one block, for up to kRouteTokens tokens and without places. `many` is not written: so few
+// tokens do not need it.
 struct RouteGroupsParams {
     RouteParams route;
     GroupRowsParams groups;  // chosen, weights and pairs: those of `route`

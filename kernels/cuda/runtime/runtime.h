@@ -65,7 +65,7 @@ class DeviceMemory {
     size_t size_ = 0;
 };
 
-// Host memory that the device can copy from and to asynchronously, and that kernels may read and write
+// Host memory from and to which the device copies asynchronously, and which kernels may read and write
 // (data() is valid on both sides).
 class PinnedMemory {
   public:
