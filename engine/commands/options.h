@@ -30,7 +30,7 @@ struct ModelOptions {
     decode::Split split = decode::Split::Layer;
     bool several_processes = false;    // whether the command works in processes that were started together
     std::vector<double> tensor_split;  // shares of the GPUs; empty: as many layers on each as fit
-    std::string load_mode = "mmap";    // of the CPU's weights: "copy", "mlock", "mmap+mlock"
+    std::string load_mode = "auto";    // of the CPU's weights: "mmap", "copy", "mlock", "mmap+mlock"
     decode::CacheOptions cache;
 };
 

@@ -134,7 +134,9 @@ HiddenStates::Pairs Engine::pairs() const {
 
 void Engine::start(const EngineOptions &options) {
     progress_ = options.progress;
-    cpu_ = kernels::cpu_device(options.threads, options.weights);
+    kernels::WeightStorage storage = options.weights;
+    storage.rearranged &= options.sequences <= kernels::kRearrangedTokens;
+    cpu_ = kernels::cpu_device(options.threads, storage);
     devices_ = {cpu_};
     DeviceChoice choice;
     const bool all_layers = runs_all_layers(options.device.split);

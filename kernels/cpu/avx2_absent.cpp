@@ -7,6 +7,7 @@
 namespace runnel::kernels::cpu {
 
 const LinearKernels kLinearAvx2{};
+const LookupKernels kLookupAvx2{};
 constinit const VectorKernels kVectorAvx2{};
 constinit const AttentionKernels kAttentionAvx2{};
 constinit const ScanKernels kScanAvx2{};

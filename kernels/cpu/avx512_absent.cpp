@@ -8,6 +8,7 @@ namespace runnel::kernels::cpu {
 
 const LinearKernels kLinearAvx512{};
 const LinearKernels kLinearAmx{};
+const LookupKernels kLookupAvx512{};
 constinit const VectorKernels kVectorAvx512{};
 constinit const AttentionKernels kAttentionAvx512{};
 constinit const ScanKernels kScanAvx512{};

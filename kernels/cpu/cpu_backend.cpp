@@ -14,6 +14,7 @@
 #include "kernels/cpu/experts.h"
 #include "kernels/cpu/indexer_runner.h"
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_lookup.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/phase_clock.h"
 #include "kernels/cpu/plan.h"
@@ -75,8 +76,9 @@ Isa isa_of_environment() {
 // The state that one thread carries through the phases.
 struct Worker {
     int thread;
-    int32_t rows;      // tokens that steps work on: all of the batch, fewer after SelectPhase
-    size_t phase = 0;  // index of the current phase
+    int32_t rows;         // tokens that steps work on: all of the batch, fewer after SelectPhase
+    size_t phase = 0;     // index of the current phase
+    bool summed = false;  // the thread's scratch memory has the sums of the phase's input (linear_lookup.h)
 };
 
 // The destination of a matrix product: out[t] = softcap(scale * (product + bias)) + add[t].
@@ -120,6 +122,7 @@ class CpuBackend final : public Backend {
   private:
     int thread_count() const;
     void start_pool();
+    void take_weights();
     void reserve_activations();
     // Bytes that the largest steps need in addition to their slots; the runners reserve their own.
     struct WorkSpace {
@@ -179,10 +182,12 @@ class CpuBackend final : public Backend {
     void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                  int64_t col1) noexcept;
     void normalize(const Norm &norm, int32_t token) noexcept;
-    void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
+    void multiply(const Weight &weight, const Destination &to, Worker &worker, int loop,
                   const Weight *after) noexcept;
     const Weight *weight_after(size_t phase) const noexcept;
-    const std::byte *first_bytes(const Weight *w, int thread) const noexcept;
+    const std::byte *tile_bytes(const Weight &w, int64_t tile, int32_t tokens) const noexcept;
+    const std::byte *first_bytes(const Weight *w, const Worker &worker) const noexcept;
+    const std::byte *tiles_for(const Weight &w, int32_t tokens) const noexcept;
     bool cancelled_after_barrier(size_t phase, int thread) noexcept;
 
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
@@ -206,10 +211,11 @@ class CpuBackend final : public Backend {
     StateMemory states_;
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
-    std::array<LazyBuffer, 3> packed_;     // by ActFormat
-    LazyBuffer product_;                   // a product before it is added to a slot
-    std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
-    std::vector<LazyBuffer> packed_head_;  // per thread: one head's slice of all tokens
+    std::vector<const std::byte *> tiles_;  // by weight; null: none (WeightMemory::tiles())
+    std::array<LazyBuffer, 3> packed_;      // by ActFormat
+    LazyBuffer product_;                    // a product before it is added to a slot
+    std::vector<LazyBuffer> scratch_;       // per thread: weight tiles, sums to look up, attention
+    std::vector<LazyBuffer> packed_head_;   // per thread: one head's slice of all tokens
     AttentionRunner attention_;
     DividedAttention divided_;
     IndexerRunner indexer_;
@@ -258,7 +264,7 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     parts_ = plan(program_);
     max_tokens_ = max_tokens;
     start_pool();
-    if (weights_) weights_->take(program_, *pool_, progress_);
+    take_weights();
     cache_ = CacheMemory(program_, cache);
     states_ = StateMemory(program_, cache);
     reserve_activations();
@@ -299,6 +305,16 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
                                .pool = pool_.get(),
                                .slots = slots_,
                                .scratch = scratch_});
+}
+
+void CpuBackend::take_weights() {
+    tiles_.assign(program_.weights.size(), nullptr);
+    if (!weights_) return;
+    weights_->take(program_, *pool_, progress_);
+    if (isa_.linear->lookup == nullptr) return;
+    weights_->rearrange(program_, *pool_, progress_);
+    std::ranges::transform(program_.weights, tiles_.begin(),
+                           [&](const Weight &weight) { return weights_->tiles(weight); });
 }
 
 void CpuBackend::reserve_activations() {
@@ -363,7 +379,10 @@ void CpuBackend::reserve_work_space() {
 
     const WorkSpace need = work_space();
     const int64_t most_columns = *std::max_element(widest.begin(), widest.end());
-    const size_t scratch = std::max(isa_.linear->scratch_bytes(most_columns), need.scratch);
+    size_t scratch = std::max(isa_.linear->scratch_bytes(most_columns), need.scratch);
+    for (const Weight &w : program_.weights)
+        if (tiles_for(w, 1))
+            scratch = std::max(scratch, lookup_sums_bytes(w.cols, std::min(kRearrangedTokens, max_tokens_)));
     packed_head_.clear();
     for (int t = 0; t < pool_->threads(); ++t) packed_head_.emplace_back(need.packed_head, "work space");
     scratch_.clear();
@@ -504,19 +523,31 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
     return next;
 }
 
-// The bytes at which a thread starts reading a matrix in decode.
-const std::byte *CpuBackend::first_bytes(const Weight *w, int thread) const noexcept {
-    if (w == nullptr) return nullptr;
-    const int64_t tiles = (w->rows + kTileRows - 1) / kTileRows;
-    const int64_t row = pool_->first_unit(thread, tiles, kGrainDecode) * kTileRows;
-    return w->data + static_cast<size_t>(row) * gguf::row_bytes(w->type, w->cols);
+// The matrix in tiles, if so many tokens are multiplied with it in that order; else null.
+const std::byte *CpuBackend::tiles_for(const Weight &w, int32_t tokens) const noexcept {
+    return tokens <= kRearrangedTokens ? tiles_[static_cast<size_t>(&w - program_.weights.data())] : nullptr;
 }
 
-void CpuBackend::multiply(const Weight &w, const Destination &to, const Worker &worker, int loop,
+// Where the bytes of 16 rows begin that so many tokens are multiplied with.
+const std::byte *CpuBackend::tile_bytes(const Weight &w, int64_t tile, int32_t tokens) const noexcept {
+    if (const std::byte *tiles = tiles_for(w, tokens)) return tiles + tile * one_bit_stride(w.cols);
+    return w.data + static_cast<size_t>(tile * kTileRows) * gguf::row_bytes(w.type, w.cols);
+}
+
+// The bytes at which a thread starts reading a matrix in decode.
+const std::byte *CpuBackend::first_bytes(const Weight *w, const Worker &worker) const noexcept {
+    if (w == nullptr) return nullptr;
+    const int64_t tiles = (w->rows + kTileRows - 1) / kTileRows;
+    return tile_bytes(*w, pool_->first_unit(worker.thread, tiles, kGrainDecode), worker.rows);
+}
+
+void CpuBackend::multiply(const Weight &w, const Destination &to, Worker &worker, int loop,
                           const Weight *after) noexcept {
     const int64_t tiles = (w.rows + kTileRows - 1) / kTileRows;
-    const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
-    const std::byte *x = packed(act_format(w.type));
+    const std::byte *x = packed(act_format(w.type)), *looked_up = tiles_for(w, worker.rows);
+    std::byte *scratch = scratch_[static_cast<size_t>(worker.thread)].data();
+    if (looked_up && !worker.summed) isa_.linear->lookup->sum(x, w.cols, worker.rows, scratch);
+    worker.summed = looked_up != nullptr;
     // `add` may be `out` itself, so a product with `add` goes to a buffer first.
     float *product = to.add ? product_.as<float>() : to.out;
     const int64_t product_stride = to.add ? w.rows : to.stride;
@@ -524,11 +555,14 @@ void CpuBackend::multiply(const Weight &w, const Destination &to, const Worker &
     // next_tile: the tile this thread multiplies next, or -1
     const auto body = [&](int64_t tile0, int64_t tile1, int64_t next_tile) {
         const int64_t row0 = tile0 * kTileRows, row1 = std::min(tile1 * kTileRows, w.rows);
-        const std::byte *next = next_tile >= 0
-                                    ? w.data + static_cast<size_t>(next_tile * kTileRows) * row_bytes
-                                    : first_bytes(after, worker.thread);
-        isa_.linear->multiply(w.type, w.data, w.cols, row0, row1, x, worker.rows, product, product_stride,
-                              scratch_[static_cast<size_t>(worker.thread)].data(), next);
+        const std::byte *next =
+            next_tile >= 0 ? tile_bytes(w, next_tile, worker.rows) : first_bytes(after, worker);
+        if (looked_up)
+            isa_.linear->lookup->multiply(looked_up, w.cols, row0, row1, scratch, worker.rows, product,
+                                          product_stride, next);
+        else
+            isa_.linear->multiply(w.type, w.data, w.cols, row0, row1, x, worker.rows, product, product_stride,
+                                  scratch, next);
         const int64_t n = row1 - row0;
         for (int32_t t = 0; t < worker.rows && !plain; ++t) {
             float *y = product + t * product_stride + row0;
@@ -556,6 +590,7 @@ void CpuBackend::multiply(const Weight &w, const Destination &to, const Worker &
 
 void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {
     int loop = 0;
+    worker.summed = false;
     const auto &parts = phase.step.parts;
     for (const Linear::Part &part : parts) {
         const size_t i = static_cast<size_t>(loop);
@@ -578,6 +613,7 @@ void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
                          .bias = vector_of(step.bias),
                          .scale = step.scale,
                          .softcap = step.softcap};
+    worker.summed = false;
     multiply(w, to, worker, 0, nullptr);
 }
 
@@ -605,7 +641,7 @@ void CpuBackend::run(const HeadsPhase &phase, Worker &worker) noexcept {
 
 void CpuBackend::run(const ExpertsPhase &phase, Worker &worker) noexcept {
     experts_.run(phase.step, phase.phase, worker.thread, worker.rows,
-                 first_bytes(weight_after(worker.phase), worker.thread));
+                 first_bytes(weight_after(worker.phase), worker));
 }
 
 void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {

@@ -27,6 +27,8 @@ ActFormat act_format(gguf::Type weight);
 // buffer must be 64-aligned.
 size_t packed_bytes(ActFormat format, int64_t cols, int32_t tokens);
 
+struct LookupKernels;
+
 struct LinearKernels {
     const char *name;  // "scalar", "avx2", "avx512", "amx"
 
@@ -49,6 +51,8 @@ struct LinearKernels {
 
     // out[0..cols) = the row's values, bit-exact with ggml's dequantization.
     void (*dequantize)(gguf::Type type, const std::byte *row, int64_t cols, float *out);
+
+    const LookupKernels *lookup = nullptr;  // for one-bit weights (linear_lookup.h); null: none
 };
 
 const LinearKernels &linear_scalar();

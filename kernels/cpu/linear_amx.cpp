@@ -10,6 +10,7 @@
 
 namespace runnel::kernels::cpu {
 
-const LinearKernels kLinearAmx{"amx", pack_avx512, multiply_amx, scratch_bytes_amx, dequantize};
+const LinearKernels kLinearAmx{"amx",      pack_avx512,   multiply_amx, scratch_bytes_amx,
+                               dequantize, &kLookupAvx512};
 
 }  // namespace runnel::kernels::cpu

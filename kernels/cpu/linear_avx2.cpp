@@ -240,7 +240,7 @@ struct Engine256 {
 
 }  // namespace
 
-const LinearKernels kLinearAvx2{"avx2", pack<Pack256>, multiply<Engine32, Engine256>,
-                                scratch_bytes<Engine256>, dequantize};
+const LinearKernels kLinearAvx2{
+    "avx2", pack<Pack256>, multiply<Engine32, Engine256>, scratch_bytes<Engine256>, dequantize, &kLookupAvx2};
 
 }  // namespace runnel::kernels::cpu

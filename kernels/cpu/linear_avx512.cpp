@@ -319,7 +319,8 @@ struct Engine256 {
 
 }  // namespace
 
-const LinearKernels kLinearAvx512{"avx512", pack<Pack512>, multiply<Engine32, Engine256>,
-                                  scratch_bytes<Engine256>, dequantize};
+const LinearKernels kLinearAvx512{
+    "avx512",   pack<Pack512>, multiply<Engine32, Engine256>, scratch_bytes<Engine256>,
+    dequantize, &kLookupAvx512};
 
 }  // namespace runnel::kernels::cpu

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_lookup.h"
 
 namespace runnel::kernels::cpu {
 
@@ -13,5 +14,7 @@ extern const LinearKernels kLinearScalar;
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512;
 extern const LinearKernels kLinearAmx;
+extern const LookupKernels kLookupAvx2;
+extern const LookupKernels kLookupAvx512;
 
 }  // namespace runnel::kernels::cpu

@@ -140,6 +140,67 @@ constexpr int kRows = 16;
     return _mm512_mulhi_epu16(a, b);
 }
 
+// Byte i < 16 of the table in the same 128-bit part of `tables`, for every byte i.
+[[gnu::always_inline]] inline Ints lookup_by_part(Ints tables, Ints i) {
+    return _mm512_shuffle_epi8(tables, i);
+}
+// Per lane: start + the sum of four products of an unsigned byte of `u` and a signed one of `s`; two of them fit 16 bits.
+[[gnu::always_inline]] inline Ints dot4(Ints start, Ints u, Ints s) {
+    return _mm512_dpbusd_epi32(start, u, s);
+}
+// The sum of two such products per number of 16 bits, which it fits.
+[[gnu::always_inline]] inline Ints dot2(Ints u, Ints s) {
+    return _mm512_maddubs_epi16(u, s);
+}
+[[gnu::always_inline]] inline Ints interleave_low8(Ints a, Ints b) {
+    return _mm512_unpacklo_epi8(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high8(Ints a, Ints b) {
+    return _mm512_unpackhi_epi8(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_low16(Ints a, Ints b) {
+    return _mm512_unpacklo_epi16(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high16(Ints a, Ints b) {
+    return _mm512_unpackhi_epi16(a, b);
+}
+// The low halves of the numbers in each part of a, then b.
+[[gnu::always_inline]] inline Ints narrow32(Ints a, Ints b) {
+    return _mm512_packus_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints narrow16(Ints a, Ints b) {
+    return _mm512_packus_epi16(a, b);
+}
+// Lane i is lane order[i] of v.
+[[gnu::always_inline]] inline Ints permute_lanes(Ints v, Ints order) {
+    return _mm512_permutexvar_epi32(order, v);
+}
+[[gnu::always_inline]] inline void store_ints(void *p, Ints v) {
+    _mm512_storeu_si512(p, v);
+}
+[[gnu::always_inline]] inline Floats load_floats(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+[[gnu::always_inline]] inline Floats ints_to_floats(Ints v) {
+    return _mm512_cvtepi32_ps(v);
+}
+// a * b + c, rounded once
+[[gnu::always_inline]] inline Floats fma_floats(Floats a, Floats b, Floats c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+// Of sixteen f16 at p, numbers 4 i ... 4 i + 3 in every part of quads[i].
+[[gnu::always_inline]] inline void load_quads(const void *p, Floats (&quads)[4]) {
+    const Floats v = _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
+    quads[0] = _mm512_shuffle_f32x4(v, v, 0x00);
+    quads[1] = _mm512_shuffle_f32x4(v, v, 0x55);
+    quads[2] = _mm512_shuffle_f32x4(v, v, 0xaa);
+    quads[3] = _mm512_shuffle_f32x4(v, v, 0xff);
+}
+// The sums of the first and third part, and of the second and fourth.
+[[gnu::always_inline]] inline __m256 add_parts(const Floats (&v)[1]) {
+    return _mm512_castps512_ps256(v[0]) + _mm512_extractf32x8_ps(v[0], 1);
+}
+
 #else
 
 using Ints = __m256i;
@@ -253,6 +314,61 @@ constexpr int kRows = 8;
 
 [[gnu::always_inline]] inline Ints load_parts(const std::byte *p, int64_t step) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(load16(p)), load16(p + step), 1);
+}
+
+[[gnu::always_inline]] inline Ints lookup_by_part(Ints tables, Ints i) {
+    return _mm256_shuffle_epi8(tables, i);
+}
+[[gnu::always_inline]] inline Ints dot4(Ints start, Ints u, Ints s) {
+    return _mm256_add_epi32(start, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
+}
+[[gnu::always_inline]] inline Ints dot2(Ints u, Ints s) {
+    return _mm256_maddubs_epi16(u, s);
+}
+[[gnu::always_inline]] inline Ints interleave_low8(Ints a, Ints b) {
+    return _mm256_unpacklo_epi8(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high8(Ints a, Ints b) {
+    return _mm256_unpackhi_epi8(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_low16(Ints a, Ints b) {
+    return _mm256_unpacklo_epi16(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high16(Ints a, Ints b) {
+    return _mm256_unpackhi_epi16(a, b);
+}
+[[gnu::always_inline]] inline Ints narrow32(Ints a, Ints b) {
+    return _mm256_packus_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints narrow16(Ints a, Ints b) {
+    return _mm256_packus_epi16(a, b);
+}
+[[gnu::always_inline]] inline Ints permute_lanes(Ints v, Ints order) {
+    return _mm256_permutevar8x32_epi32(v, order);
+}
+[[gnu::always_inline]] inline void store_ints(void *p, Ints v) {
+    _mm256_storeu_si256(static_cast<__m256i *>(p), v);
+}
+[[gnu::always_inline]] inline Floats load_floats(const float *p) {
+    return _mm256_loadu_ps(p);
+}
+[[gnu::always_inline]] inline Floats ints_to_floats(Ints v) {
+    return _mm256_cvtepi32_ps(v);
+}
+[[gnu::always_inline]] inline Floats fma_floats(Floats a, Floats b, Floats c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+[[gnu::always_inline]] inline void load_quads(const void *p, Floats (&quads)[4]) {
+    const auto *halves = static_cast<const __m128i *>(p);
+    const Floats low = _mm256_cvtph_ps(_mm_loadu_si128(halves)),
+                 high = _mm256_cvtph_ps(_mm_loadu_si128(halves + 1));
+    quads[0] = _mm256_permute2f128_ps(low, low, 0x00);
+    quads[1] = _mm256_permute2f128_ps(low, low, 0x11);
+    quads[2] = _mm256_permute2f128_ps(high, high, 0x00);
+    quads[3] = _mm256_permute2f128_ps(high, high, 0x11);
+}
+[[gnu::always_inline]] inline __m256 add_parts(const Floats (&v)[2]) {
+    return v[0] + v[1];
 }
 
 #endif

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "gguf/base/bytes.h"
+#include "kernels/cpu/linear_lookup.h"
 #include "kernels/cpu/system_memory.h"
 #include "kernels/steps.h"
 
@@ -42,23 +43,44 @@ struct Piece {
     size_t bytes;
 };
 
-// Copies on all threads, in rounds between which the progress is reported. Throws BackendError{Cancelled}.
-void fill(std::span<const Piece> pieces, Pool &pool, const LoadProgress &progress) {
-    size_t all = 0;
-    for (const Piece &piece : pieces) all += piece.bytes;
+// Rows of a one-bit matrix, and the matrix's tiles.
+struct Rows {
+    const Weight *weight;
+    int64_t row0, row1;
+    std::byte *tiles;
+    size_t bytes;
+};
+
+// Calls work(piece) for all pieces on all threads, in rounds between which the progress is reported, by their `bytes`. Throws
+// BackendError{Cancelled}.
+template <typename P, typename Work>
+void work_on(std::span<const P> pieces, Pool &pool, const LoadProgress &progress, Work &&work) {
+    size_t done = 0, all = 0;
+    for (const P &piece : pieces) all += piece.bytes;
     const size_t round = 16 * static_cast<size_t>(pool.threads());
-    for (size_t done = 0; !pieces.empty(); pieces = pieces.subspan(std::min(round, pieces.size()))) {
+    for (; !pieces.empty(); pieces = pieces.subspan(std::min(round, pieces.size()))) {
         const auto now = pieces.first(std::min(round, pieces.size()));
         pool.run([&](int thread) noexcept {
-            pool.for_each(thread, static_cast<int64_t>(now.size()), [&](int64_t i) {
-                const Piece &piece = now[static_cast<size_t>(i)];
-                std::memcpy(piece.to, piece.from, piece.bytes);
-            });
+            pool.for_each(thread, static_cast<int64_t>(now.size()),
+                          [&](int64_t i) { work(now[static_cast<size_t>(i)]); });
         });
-        for (const Piece &piece : now) done += piece.bytes;
+        for (const P &piece : now) done += piece.bytes;
         if (progress && !progress(done, all))
             throw BackendError(BackendError::Kind::Cancelled, "interrupted");
     }
+}
+
+// Calls f(weight) for the matrices that can be tiles. (Experts and heads cannot: their matrices are read one by one.)
+template <typename F>
+void for_each_one_bit(const Program &program, F &&f) {
+    std::set<WeightId> seen;
+    for (const Step &step : program.steps)
+        visit_matrices(step, [&](WeightId id, Use use) {
+            const Weight &weight = program.weights[static_cast<size_t>(id)];
+            if (weight.type == gguf::Type::Q1_0 && weight.count == 1 && weight.row_stride == 0 &&
+                use.experts == 0 && seen.insert(id).second)
+                f(weight);
+        });
 }
 
 }  // namespace
@@ -68,6 +90,13 @@ size_t weights_read(const Program &program) {
     for_each_read_weight(
         program, [&](WeightId id) { bytes += aligned(program.weights[static_cast<size_t>(id)].bytes()); });
     return bytes;
+}
+
+size_t bytes_to_rearrange(const Program &program, size_t available) {
+    size_t bytes = 0;
+    for_each_one_bit(program,
+                     [&](const Weight &weight) { bytes += one_bit_bytes(weight.rows, weight.cols); });
+    return bytes <= available / 3 ? bytes : 0;
 }
 
 void WeightMemory::take(Program &program, Pool &pool, const LoadProgress &progress) {
@@ -111,7 +140,8 @@ void WeightMemory::copy(Program &program, Pool &pool, const LoadProgress &progre
             for (size_t at = 0; at < each; at += kPiece)
                 pieces.push_back({weight->matrix(range) + at, to + at, std::min(kPiece, each - at)});
     }
-    fill(pieces, pool, progress);
+    work_on(std::span<const Piece>(pieces), pool, progress,
+            [](const Piece &piece) { std::memcpy(piece.to, piece.from, piece.bytes); });
     for (const auto &[place, offset] : offsets) copies_.emplace(place, buffer.data() + offset);
     if (storage_.locked) lock(buffer.data(), buffer.size());
     buffers_.push_back(std::move(buffer));
@@ -120,6 +150,46 @@ void WeightMemory::copy(Program &program, Pool &pool, const LoadProgress &progre
         weight.data = copies_.at(place_of(weight));
         weight.stride = 0;
     });
+}
+
+void WeightMemory::rearrange(const Program &program, Pool &pool, const LoadProgress &progress) {
+    const std::scoped_lock guard(mutex_);
+    const size_t available = system_memory().available;
+    if (!storage_.rearranged || bytes_to_rearrange(program, available == 0 ? SIZE_MAX : available) == 0)
+        return;
+    std::map<Place, size_t> offsets;  // of the new tiles in the buffer
+    std::vector<const Weight *> missing;
+    size_t bytes = 0;
+    for_each_one_bit(program, [&](const Weight &weight) {
+        if (tiles_.contains(place_of(weight)) || !offsets.emplace(place_of(weight), bytes).second) return;
+        missing.push_back(&weight);
+        bytes += one_bit_bytes(weight.rows, weight.cols);
+    });
+    LazyBuffer buffer(
+        bytes, "one-bit weights in the order of decoding; with --load-mode mmap they stay in the file");
+    std::vector<Rows> pieces;
+    for (const Weight *weight : missing) {
+        const int64_t stride = one_bit_stride(weight->cols), rows = OneBitTile::kRows,
+                      at_once = std::max<int64_t>(static_cast<int64_t>(kPiece) / stride, 1) * rows;
+        std::byte *tiles = buffer.data() + offsets.at(place_of(*weight));
+        for (int64_t row = 0; row < weight->rows; row += at_once) {
+            const int64_t end = std::min(row + at_once, weight->rows);
+            pieces.push_back(
+                {weight, row, end, tiles, static_cast<size_t>((end - row + rows - 1) / rows * stride)});
+        }
+    }
+    work_on(std::span<const Rows>(pieces), pool, progress, [](const Rows &piece) {
+        write_one_bit_tiles(piece.weight->data, piece.weight->cols, piece.row0, piece.row1, piece.tiles);
+    });
+    for (const auto &[place, offset] : offsets) tiles_.emplace(place, buffer.data() + offset);
+    if (storage_.locked) lock(buffer.data(), buffer.size());
+    buffers_.push_back(std::move(buffer));
+}
+
+const std::byte *WeightMemory::tiles(const Weight &weight) const {
+    const std::scoped_lock guard(mutex_);
+    const auto found = tiles_.find(place_of(weight));
+    return found == tiles_.end() ? nullptr : found->second;
 }
 
 void WeightMemory::lock(const std::byte *data, size_t bytes) {

@@ -1,4 +1,5 @@
-// Where the CPU backend reads weights: in the mapped file, or in copies in this process's own memory.
+// Where the CPU backend reads weights: in the mapped file, or in copies in this process's own memory; one-bit weights also in tiles
+// (linear_lookup.h), from which a pass of few tokens reads them.
 //
 // Pages of a mapped file cost nothing at load, are shared with other programs, and are dropped and read again when memory
 // is short. But most file systems keep a file in pages of 4 KiB, and decoding, which reads every weight for every token,
@@ -24,6 +25,9 @@ namespace runnel::kernels::cpu {
 // embeddings that are not also the output matrix).
 size_t weights_read(const Program &program);
 
+// The bytes of the program's one-bit matrices as tiles, or 0 if these are more than a third of `available` bytes.
+size_t bytes_to_rearrange(const Program &program, size_t available);
+
 // Shared by the backends of one device, so that a draft block and its model have one copy of the output matrix. Any thread
 // may call its functions.
 class WeightMemory {
@@ -35,6 +39,13 @@ class WeightMemory {
     // BackendError: OutOfMemory if the copies do not fit in the free memory, Cancelled if `progress` returns false; the
     // program is then unchanged.
     void take(Program &program, Pool &pool, const LoadProgress &progress);
+
+    // Writes tiles of the program's one-bit matrices, if the storage says so and bytes_to_rearrange() is not 0. Afterwards tiles() has
+    // them, which live as long as this object. Called after take(). Throws as take(); there are then no new tiles.
+    void rearrange(const Program &program, Pool &pool, const LoadProgress &progress);
+
+    // Null: there are none. The weight is one of a program after take().
+    const std::byte *tiles(const Weight &weight) const;
 
     // The reason why weights are not locked, in one line; empty if all are, or if the storage is not to be locked.
     std::string problem() const;
@@ -49,7 +60,7 @@ class WeightMemory {
     const WeightStorage storage_;
     mutable std::mutex mutex_;
     std::vector<LazyBuffer> buffers_;
-    std::map<Place, const std::byte *> copies_;
+    std::map<Place, const std::byte *> copies_, tiles_;
     std::string problem_;
 };
 

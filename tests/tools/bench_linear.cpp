@@ -1,7 +1,8 @@
 // Measures the matrix kernels: GMAC/s and GB/s per format, number of tokens and threads, and the read
 // bandwidth.
 //   bench_linear [--isa NAME] [--rows N] [--cols N] [--threads N] [--tokens a,b,c] [--types a,b,c] [--reps N]
-//   [--mb N]
+//   [--mb N] [--lookup 1]
+// --lookup 1: Q1_0 by looking up sums (linear_lookup.h), which are computed anew for each matrix.
 // Each figure is the best of several passes over matrices that together exceed the caches (one token), or
 // over one matrix (many tokens). Rows are split in contiguous halves, as the engine splits them.
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_lookup.h"
 #include "kernels/cpu/linear_packed.h"
 #include "tests/kernels/cpu/random_blocks.h"
 #include "tests/support/cpu_time.h"
@@ -72,6 +74,7 @@ struct Options {
     std::string isa = "avx512";
     int64_t rows = 2048, cols = 5632;
     int threads = 0, reps = 15, megabytes = 96;  // threads 0: one and two
+    bool lookup = false;
     std::vector<int> tokens = {1, 2, 3, 4, 8, 16, 32, 128, 512};
     std::vector<std::string> types = {"q4_0", "q4_K", "q6_K", "q8_0", "f16"};
 };
@@ -97,6 +100,7 @@ Options parse(int argc, char **argv) {
         if (key == "--mb") o.megabytes = std::stoi(value);
         if (key == "--reps") o.reps = std::stoi(value);
         if (key == "--types") o.types = split(value);
+        if (key == "--lookup") o.lookup = value != "0";
         if (key == "--tokens") {
             o.tokens.clear();
             for (const std::string &t : split(value)) o.tokens.push_back(std::stoi(t));
@@ -106,16 +110,26 @@ Options parse(int argc, char **argv) {
 }
 
 void measure(const LinearKernels &kernels, gguf::Type type, int threads, const Options &o) {
-    const size_t matrix = gguf::row_bytes(type, o.cols) * static_cast<size_t>(o.rows);
+    const bool lookup = o.lookup && type == gguf::Type::Q1_0;
+    const size_t row_bytes = gguf::row_bytes(type, o.cols),
+                 matrix = lookup ? one_bit_bytes(o.rows, o.cols) : row_bytes * static_cast<size_t>(o.rows);
     const int copies =
         static_cast<int>(std::max<size_t>(2, (static_cast<size_t>(o.megabytes) << 20) / matrix));
     std::mt19937 random(1);
-    const std::vector<std::byte> one = tests::random_weights(type, o.rows, o.cols, random);
+    std::vector<std::byte> one = tests::random_weights(type, o.rows, o.cols, random);
+    if (lookup) {
+        std::vector<std::byte> tiles(matrix);
+        write_one_bit_tiles(one.data(), o.cols, 0, o.rows, tiles.data());
+        one = std::move(tiles);
+    }
     const Buffer weights = aligned_buffer(matrix * static_cast<size_t>(copies));
     for (int c = 0; c < copies; ++c)
         std::memcpy(weights.get() + matrix * static_cast<size_t>(c), one.data(), matrix);
     std::vector<Buffer> scratch;
-    for (int t = 0; t < threads; ++t) scratch.push_back(aligned_buffer(kernels.scratch_bytes(o.cols)));
+    const size_t scratch_bytes =
+        std::max(kernels.scratch_bytes(o.cols),
+                 lookup_sums_bytes(o.cols, *std::max_element(o.tokens.begin(), o.tokens.end())));
+    for (int t = 0; t < threads; ++t) scratch.push_back(aligned_buffer(scratch_bytes));
 
     std::vector<uint64_t> sink(static_cast<size_t>(threads));
     const double read = best_seconds(threads, o.reps, [&](int thread) {
@@ -142,10 +156,16 @@ void measure(const LinearKernels &kernels, gguf::Type type, int threads, const O
                     const int64_t row0 = std::min(o.rows, part * thread),
                                   row1 = std::min(o.rows, row0 + part);
                     const std::byte *next =
-                        c + 1 < used ? w + matrix + gguf::row_bytes(type, o.cols) * static_cast<size_t>(row0)
-                                     : nullptr;
-                    kernels.multiply(type, w, o.cols, row0, row1, packed.get(), tokens, out.data(), o.rows,
-                                     scratch[static_cast<size_t>(thread)].get(), next);
+                        c + 1 < used ? w + matrix + row_bytes * static_cast<size_t>(row0) : nullptr;
+                    std::byte *own = scratch[static_cast<size_t>(thread)].get();
+                    if (lookup) {
+                        kernels.lookup->sum(packed.get(), o.cols, tokens, own);
+                        kernels.lookup->multiply(w, o.cols, row0, row1, own, tokens, out.data(), o.rows,
+                                                 next);
+                    } else {
+                        kernels.multiply(type, w, o.cols, row0, row1, packed.get(), tokens, out.data(),
+                                         o.rows, own, next);
+                    }
                 }
             });
         const double macs = static_cast<double>(o.rows) * static_cast<double>(o.cols) * tokens * used;

@@ -63,12 +63,11 @@ std::vector<double> shares_in(const std::string &text) {
     return shares;
 }
 
-// Also llama.cpp's "auto", and its "none" and "dio" (direct I/O), which read the file into memory.
+// Also llama.cpp's "none" and "dio" (direct I/O), which read the file into memory.
 std::string load_mode_in(const std::string &text) {
-    if (text == "auto") return "mmap";
     if (text == "none" || text == "dio") return "copy";
-    if (text != "mmap" && text != "copy" && text != "mlock" && text != "mmap+mlock")
-        throw ValueError("mmap, copy, mlock or mmap+mlock");
+    if (text != "auto" && text != "mmap" && text != "copy" && text != "mlock" && text != "mmap+mlock")
+        throw ValueError("auto, mmap, copy, mlock or mmap+mlock");
     return text;
 }
 
@@ -182,8 +181,8 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
     table
         .add("--load-mode,-lm", "HOW",
              "where the CPU's weights are: mmap (in the mapped file: nothing to load, shared with other "
-             "programs), copy (in this program's own memory, in pages of 2 MiB), mlock (a copy that is never "
-             "swapped out), mmap+mlock",
+             "programs), auto (there, and one-bit weights also in memory in a faster order), copy (in this "
+             "program's own memory, in pages of 2 MiB), mlock (a copy that is never swapped out), mmap+mlock",
              [&o](const std::string &text) { o.load_mode = load_mode_in(text); })
         .by_default(o.load_mode)
         .rare();

@@ -75,7 +75,7 @@ TEST_CASE("load mode: an unknown mode is refused with the known ones") {
     if (absent()) return;
     const Result got = runnel_with(story({"--load-mode", "ram"}));
     CHECK(got.code == 2);
-    CHECK(got.err.find("mmap, copy, mlock or mmap+mlock") != std::string::npos);
+    CHECK(got.err.find("auto, mmap, copy, mlock or mmap+mlock") != std::string::npos);
 }
 
 TEST_CASE("load mode: copies count as memory, tables of which single rows are read do not") {
@@ -98,6 +98,65 @@ TEST_CASE("load mode: copies count as memory, tables of which single rows are re
     }
     CHECK_NOTHROW(decode::plan_context(model.program, *kernels::cpu_device(1), copied.weights - 1,
                                        {.own = 64, .asked = 64}));
+}
+
+TEST_CASE("load mode: one-bit weights are rearranged by default, for few sequences, and change no text") {
+    ModelShape shape;
+    shape.type = "Q1_0";
+    shape.width = 256, shape.ff = 384;
+    const TemporaryModel model(shape);
+    const auto load = [&](kernels::WeightStorage storage, int32_t sequences) {
+        std::set<size_t> totals;
+        decode::EngineOptions options{.model = model.path, .threads = 1, .context = 256};
+        options.sequences = sequences, options.weights = storage;
+        options.progress = [&](size_t, size_t all) {
+            totals.insert(all);
+            return true;
+        };
+        decode::Engine engine(options);
+        return std::pair(totals, decode::compute(engine).last);
+    };
+    const auto [none, expected] = load({}, 1);
+    CHECK(none.empty());
+    const auto [whole, text] = load({.rearranged = true}, 1);
+    CHECK(whole.size() == 1);
+    CHECK(text == expected);
+    CHECK(load({.rearranged = true}, kernels::kRearrangedTokens + 1).first.empty());
+    if (absent()) return;
+    const auto run = [&](const char *mode) {
+        return runnel_with(
+            {"run", model.path, "a", "--raw", "-n", "12", "--temp", "0", "-dev", "cpu", "-lm", mode});
+    };
+    const Result got = run("mmap");
+    CHECK(got.code == 0);
+    for (const char *mode : {"auto", "copy", "mlock"}) {
+        CAPTURE(mode);
+        CHECK(run(mode).out == got.out);
+    }
+}
+
+TEST_CASE("load mode: rearranged weights count as memory beside the mapped file") {
+    ModelShape shape;
+    shape.type = "Q1_0";
+    shape.width = 256, shape.ff = 384;
+    const TemporaryModel made(shape);
+    const gguf::File file = gguf::File::open(made.path);
+    const model::Model model = model::build(file);
+    const auto device = kernels::cpu_device(1, {.rearranged = true});
+    const kernels::MemoryNeed need = device->need(model.program, {}, 16),
+                              mapped = kernels::cpu_device(1)->need(model.program, {}, 16);
+    CHECK(mapped.rearranged == 0);
+    REQUIRE(need.rearranged > 0);
+    CHECK(need.mapped);
+    CHECK(need.all() == mapped.all() + need.rearranged);
+    // A context that fits only where they are not.
+    const decode::ContextRequest request{.own = 64, .asked = 64};
+    const size_t cells =
+        decode::plan_context(model.program, *kernels::cpu_device(1), size_t{1} << 30, request).cache_bytes;
+    CHECK_NOTHROW(decode::plan_context(model.program, *kernels::cpu_device(1), cells, request));
+    CHECK_NOTHROW(decode::plan_context(model.program, *device, cells + need.rearranged, request));
+    CHECK_THROWS_AS(decode::plan_context(model.program, *device, cells + need.rearranged - 1, request),
+                    decode::DecodeError);
 }
 
 TEST_CASE("load mode: an interrupt ends the copying") {

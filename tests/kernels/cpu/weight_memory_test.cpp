@@ -5,6 +5,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <set>
@@ -157,6 +159,95 @@ TEST_CASE("weight memory: copies that do not fit are refused before any is made"
         CHECK(std::string(error.what()).starts_with("a copy of the weights needs "));
         CHECK(std::string(error.what()).ends_with("leave out --load-mode"));
     }
+}
+
+TEST_CASE(
+    "weight memory: one-bit weights in tiles give the same bits, and passes of few tokens read only them") {
+    for (const char *isa : {"scalar", "avx2", "avx512", "amx"}) {
+        std::unique_ptr<Backend> mapped;
+        try {
+            mapped = cpu::make_cpu_backend(2, isa);
+        } catch (const BackendError &) {
+            continue;  // not of this CPU
+        }
+        for (uint32_t seed = 1; seed <= 4; ++seed) {
+            CAPTURE(isa);
+            CAPTURE(seed);
+            TinyShape shape = random_shape(seed);
+            shape.type = gguf::Type::Q1_0, shape.varied = false;
+            shape.width = 256, shape.feed_forward = 384, shape.head_dim_k = shape.head_dim_v = 64;
+            shape.vocab = 50 + seed;  // rows that are no whole tiles
+            const TinyProgram tiny(shape, seed);
+            const Program &program = tiny.program();
+            const std::vector<int32_t> tokens = tests::random_tokens(20, seed);
+            mapped->load(program, {{tests::kBlocks}}, tests::kMaxTokens);
+            const auto memory = std::make_shared<cpu::WeightMemory>(WeightStorage{.rearranged = true});
+            const auto tiled = cpu::make_cpu_backend(2, isa, memory);
+            tiled->load(program, {{tests::kBlocks}}, tests::kMaxTokens);
+            const auto result = [&](Backend &backend, int32_t at_once) {
+                return tests::run(backend, program, tokens, at_once);
+            };
+            const auto few = result(*mapped, kRearrangedTokens), one = result(*mapped, 1),
+                       many = result(*mapped, kRearrangedTokens + 1);
+            CHECK(tests::same(result(*tiled, 1), one));
+            CHECK(tests::same(result(*tiled, kRearrangedTokens), few));
+            CHECK(tests::same(result(*tiled, kRearrangedTokens + 1), many));
+
+            int64_t tiles = 0;
+            for (const Weight &w : program.weights) {
+                if (memory->tiles(w) == nullptr) continue;
+                ++tiles;
+                CHECK(w.type == gguf::Type::Q1_0);
+                CHECK(w.count == 1);
+                std::memset(const_cast<std::byte *>(w.data), 0x55, w.bytes());
+            }
+            CHECK((tiles == 0) == (std::string(isa) == "scalar"));
+            CHECK(tests::same(result(*tiled, 1), one));
+            CHECK(tests::same(result(*tiled, kRearrangedTokens), few));
+            CHECK(tests::same(result(*tiled, kRearrangedTokens + 1), many) == (tiles == 0));
+        }
+    }
+}
+
+TEST_CASE(
+    "weight memory: tiles are made once, only if a third of the free memory is enough, and not after an "
+    "interrupt") {
+    TinyShape shape{.width = 256, .feed_forward = 384, .vocab = 300, .head_dim_k = 64, .head_dim_v = 64};
+    shape.type = gguf::Type::Q1_0;
+    const TinyProgram tiny(shape, 9);
+    const Program &program = tiny.program();
+    const size_t bytes = cpu::bytes_to_rearrange(program, SIZE_MAX);
+    CHECK(bytes > 0);
+    CHECK(cpu::bytes_to_rearrange(program, 3 * bytes) == bytes);
+    CHECK(cpu::bytes_to_rearrange(program, 3 * bytes - 1) == 0);
+    CHECK(cpu::bytes_to_rearrange(TinyProgram({}, 9).program(), SIZE_MAX) == 0);
+
+    cpu::Pool pool(2);
+    cpu::WeightMemory memory({.rearranged = true});
+    const auto tiled = [&] {
+        return std::ranges::count_if(program.weights,
+                                     [&](const Weight &w) { return memory.tiles(w) != nullptr; });
+    };
+    try {
+        memory.rearrange(program, pool, [](size_t, size_t) { return false; });
+        FAIL("not interrupted");
+    } catch (const BackendError &error) {
+        CHECK(error.kind == BackendError::Kind::Cancelled);
+    }
+    CHECK(tiled() == 0);
+    size_t told = 0;
+    memory.rearrange(program, pool, [&](size_t done, size_t all) {
+        CHECK(all <= bytes);
+        told = done;
+        return true;
+    });
+    CHECK(told > bytes - 64 * program.weights.size());
+    CHECK(tiled() > 0);
+    memory.rearrange(program, pool, [](size_t, size_t) { return false; });  // all were there
+
+    cpu::WeightMemory plain({.copied = true});
+    plain.rearrange(program, pool, {});
+    CHECK(std::ranges::none_of(program.weights, [&](const Weight &w) { return plain.tiles(w) != nullptr; }));
 }
 
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer's mlock() does nothing
