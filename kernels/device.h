@@ -17,8 +17,8 @@ namespace runnel::kernels {
 struct WeightStorage {
     bool copied = false;  // in this process's own memory, in large pages (kernels/cpu/weight_memory.h)
     bool locked = false;  // never dropped or swapped out
-    // One-bit weights besides in an order that is faster for up to kRearrangedTokens tokens (kernels/cpu/linear_lookup.h), if the
-    // CPU has the instructions and a third of the free memory is enough.
+    // Weights of one and two bits also in an order that is faster for up to kRearrangedTokens tokens
+    // (kernels/cpu/linear_lookup.h), if this CPU gains by it and a third of the free memory is enough.
     bool rearranged = false;
 };
 inline constexpr int32_t kRearrangedTokens = 4;

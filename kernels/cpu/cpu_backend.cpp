@@ -73,6 +73,8 @@ Isa isa_of_environment() {
     return choose_isa(name, "RUNNEL_CPU=" + name);
 }
 
+static_assert(kMostLookupTokens == kRearrangedTokens);
+
 // The state that one thread carries through the phases.
 struct Worker {
     int thread;
@@ -312,7 +314,7 @@ void CpuBackend::take_weights() {
     if (!weights_) return;
     weights_->take(program_, *pool_, progress_);
     if (isa_.linear->lookup == nullptr) return;
-    weights_->rearrange(program_, *pool_, progress_);
+    weights_->rearrange(program_, *isa_.linear->lookup, *pool_, progress_);
     std::ranges::transform(program_.weights, tiles_.begin(),
                            [&](const Weight &weight) { return weights_->tiles(weight); });
 }
@@ -382,7 +384,7 @@ void CpuBackend::reserve_work_space() {
     size_t scratch = std::max(isa_.linear->scratch_bytes(most_columns), need.scratch);
     for (const Weight &w : program_.weights)
         if (tiles_for(w, 1))
-            scratch = std::max(scratch, lookup_sums_bytes(w.cols, std::min(kRearrangedTokens, max_tokens_)));
+            scratch = std::max(scratch, lookup_sums_bytes(w.cols, std::min(kMostLookupTokens, max_tokens_)));
     packed_head_.clear();
     for (int t = 0; t < pool_->threads(); ++t) packed_head_.emplace_back(need.packed_head, "work space");
     scratch_.clear();
@@ -525,12 +527,13 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
 
 // The matrix in tiles, if so many tokens are multiplied with it in that order; else null.
 const std::byte *CpuBackend::tiles_for(const Weight &w, int32_t tokens) const noexcept {
-    return tokens <= kRearrangedTokens ? tiles_[static_cast<size_t>(&w - program_.weights.data())] : nullptr;
+    const std::byte *tiles = tiles_[static_cast<size_t>(&w - program_.weights.data())];
+    return tiles && tokens <= isa_.linear->lookup->most_tokens(w.type) ? tiles : nullptr;
 }
 
 // Where the bytes of 16 rows begin that so many tokens are multiplied with.
 const std::byte *CpuBackend::tile_bytes(const Weight &w, int64_t tile, int32_t tokens) const noexcept {
-    if (const std::byte *tiles = tiles_for(w, tokens)) return tiles + tile * one_bit_stride(w.cols);
+    if (const std::byte *tiles = tiles_for(w, tokens)) return tiles + tile * lookup_stride(w.type, w.cols);
     return w.data + static_cast<size_t>(tile * kTileRows) * gguf::row_bytes(w.type, w.cols);
 }
 
@@ -558,8 +561,8 @@ void CpuBackend::multiply(const Weight &w, const Destination &to, Worker &worker
         const std::byte *next =
             next_tile >= 0 ? tile_bytes(w, next_tile, worker.rows) : first_bytes(after, worker);
         if (looked_up)
-            isa_.linear->lookup->multiply(looked_up, w.cols, row0, row1, scratch, worker.rows, product,
-                                          product_stride, next);
+            isa_.linear->lookup->multiply(w.type, looked_up, w.cols, row0, row1, scratch, worker.rows,
+                                          product, product_stride, next);
         else
             isa_.linear->multiply(w.type, w.data, w.cols, row0, row1, x, worker.rows, product, product_stride,
                                   scratch, next);
@@ -663,6 +666,11 @@ std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instru
                                           std::shared_ptr<WeightMemory> weights) {
     const Isa isa = instructions.empty() ? isa_of_environment() : choose_isa(instructions, instructions);
     return std::make_unique<CpuBackend>(threads, isa, std::move(weights));
+}
+
+size_t bytes_to_rearrange(const Program &program, size_t free) {
+    const LookupKernels *lookup = isa_of_environment().linear->lookup;
+    return lookup ? bytes_to_rearrange(program, *lookup, free) : 0;
 }
 
 std::string instruction_set() {

@@ -1,49 +1,62 @@
-// Products of one-bit weights (Q1_0) with few tokens, by looking up sums of activations.
+// Products of weights of one and two bits with few tokens, by looking up sums of activations.
 //
 // A dot product spends as much on a weight of one bit as on one of four: it makes a byte of each. Instead, the sixteen sums that
-// four activations can have, each one added or not, are computed once per token; four weights of a row then are an index
-// into that table, and one instruction looks up 64 indexes. Weights must lie so that the bytes of a register share their
+// four activations can have, each one added or not, are computed once per token; the bits of four weights of a row then are an
+// index into that table, and one instruction looks up 64 indexes. Weights must lie so that the bytes of a register share their
 // columns, which those of a row in the file do not: 16 rows are side by side here, in tiles that are written once.
+// Weights of two bits are two such products, of their low and of their high bits; trits (PTQ1_0) become weights of two bits.
 // (The method is known from T-MAC, Wei et al. 2024; these sums are exact, so the bits are those of linear.h.)
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "gguf/block.h"
+
 namespace runnel::kernels::cpu {
 
-// 128 columns of 16 rows. Rows that the matrix does not have are zeros.
-struct OneBitTile {
-    static constexpr int64_t kRows = 16, kCols = 128;
-    uint8_t bits[4][4]
-                [kRows];  // [byte of a group][group of 32 columns][row]; a bit is a column, as in the file
-    uint16_t d[kRows];    // f16
+// Rows and columns of a tile. Its bytes are the bits of each plane, [plane][byte of a group][group of 32 columns][row], where a
+// bit is a column, the lowest the first; then the scales, f16, [scale][row]. Rows that the matrix does not have are zeros.
+inline constexpr int64_t kLookupRows = 16, kLookupCols = 128;
+struct LookupTile {
+    int planes;  // bits of a weight; 0: the format has no tiles
+    int scales;  // of 128 columns
 };
-static_assert(sizeof(OneBitTile) == 288);
+static constexpr int64_t bytes_of(LookupTile tile) {
+    return tile.planes * kLookupRows * (kLookupCols / 8) + tile.scales * kLookupRows * 2;
+}
+static constexpr LookupTile lookup_tile(gguf::Type type) {
+    if (type == gguf::Type::Q1_0) return {1, 1};
+    if (type == gguf::Type::Q2_0) return {2, 2};
+    if (type == gguf::Type::PQ2_0 || type == gguf::Type::PTQ1_0) return {2, 1};
+    return {0, 0};
+}
 
-// Bytes from 16 rows to the next ones, and of all rows, a multiple of 64. Tiles are [16 rows][128 columns].
-static constexpr int64_t one_bit_stride(int64_t cols) {
-    return cols / OneBitTile::kCols * static_cast<int64_t>(sizeof(OneBitTile));
-}
-static constexpr size_t one_bit_bytes(int64_t rows, int64_t cols) {
-    const int64_t bytes = (rows + OneBitTile::kRows - 1) / OneBitTile::kRows * one_bit_stride(cols);
-    return static_cast<size_t>((bytes + 63) / 64 * 64);
-}
+// Bytes from the tiles of 16 rows to those of the next, which is [16 rows][128 columns]; 0: there are no tiles of such a matrix.
+int64_t lookup_stride(gguf::Type type, int64_t cols);
+// Bytes of all tiles, a multiple of 64.
+size_t lookup_bytes(gguf::Type type, int64_t rows, int64_t cols);
 
 // Writes rows [row0, row1) of a matrix whose row 0 is at `weights`, as the file has it, to its tiles. row0 is a multiple of 16;
-// row1 is one too or equals rows. Precondition: cols is a multiple of 128.
-void write_one_bit_tiles(const std::byte *weights, int64_t cols, int64_t row0, int64_t row1,
-                         std::byte *tiles);
+// row1 is one too or equals rows. Precondition: lookup_stride() is not 0.
+void write_lookup_tiles(gguf::Type type, const std::byte *weights, int64_t cols, int64_t row0, int64_t row1,
+                        std::byte *tiles);
+
+inline constexpr int32_t kMostLookupTokens = 4;  // LookupKernels::most_tokens() of any format
 
 struct LookupKernels {
-    // Writes the sums of `tokens` tokens to `sums` (64-aligned, lookup_sums_bytes()). packed: their activations (ActFormat::Q8x32).
+    // Up to so many tokens, looking up is faster than LinearKernels::multiply; 0: never.
+    int32_t (*most_tokens)(gguf::Type type);
+
+    // Writes the sums of `tokens` tokens to `sums` (64-aligned, lookup_sums_bytes()). packed: their activations
+    // (ActFormat::Q8x32). Precondition: cols is a multiple of 128.
     void (*sum)(const void *packed, int64_t cols, int32_t tokens, void *sums);
 
     // out[t * out_stride + r] = the product of row r and token t, for r in [row0, row1), with the bits of LinearKernels::multiply.
-    // tiles: those of the whole matrix. row0 is a multiple of 16; row1 is one too or the matrix ends there. `next`: a prefetch hint,
-    // the bytes that this thread reads next, or null.
-    void (*multiply)(const std::byte *tiles, int64_t cols, int64_t row0, int64_t row1, const void *sums,
-                     int32_t tokens, float *out, int64_t out_stride, const std::byte *next);
+    // tiles: those of the whole matrix. row0 is a multiple of 16; row1 is one too or the matrix ends there. `next`: a prefetch
+    // hint, the bytes that this thread reads next, or null.
+    void (*multiply)(gguf::Type type, const std::byte *tiles, int64_t cols, int64_t row0, int64_t row1,
+                     const void *sums, int32_t tokens, float *out, int64_t out_stride, const std::byte *next);
 };
 
 size_t lookup_sums_bytes(int64_t cols, int32_t tokens);

@@ -1,5 +1,5 @@
 // Products of rows of one- and two-bit weights (Q1_0, Q2_0) and one token, for AVX-512: one row at a time (linear_row.h), where
-// more tokens have 16 rows side by side (linear_tile.h).
+// more tokens have 16 rows side by side (linear_tile.h). Q1_0 comes here only where there are no tiles (linear_lookup.h).
 //
 // Weights stay where they are in the bytes of the file. One instruction takes a weight out of each of 64 bytes (with GFNI by a
 // matrix of bits, otherwise by a table), another one multiplies it by an activation; these have been put in the same order

@@ -36,6 +36,9 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Ints add8(Ints a, Ints b) {
     return _mm512_add_epi8(a, b);
 }
+[[gnu::always_inline]] inline Ints add16(Ints a, Ints b) {
+    return _mm512_add_epi16(a, b);
+}
 [[gnu::always_inline]] inline Ints multiply32(Ints a, Ints b) {
     return _mm512_mullo_epi32(a, b);
 }
@@ -188,13 +191,14 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Floats fma_floats(Floats a, Floats b, Floats c) {
     return _mm512_fmadd_ps(a, b, c);
 }
-// Of sixteen f16 at p, numbers 4 i ... 4 i + 3 in every part of quads[i].
-[[gnu::always_inline]] inline void load_quads(const void *p, Floats (&quads)[4]) {
-    const Floats v = _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(p)));
-    quads[0] = _mm512_shuffle_f32x4(v, v, 0x00);
-    quads[1] = _mm512_shuffle_f32x4(v, v, 0x55);
-    quads[2] = _mm512_shuffle_f32x4(v, v, 0xaa);
-    quads[3] = _mm512_shuffle_f32x4(v, v, 0xff);
+// Of the sixteen f16 at p, numbers 4 i ... 4 i + 3 in the first half of the parts of quads[i], and those at q in the second.
+[[gnu::always_inline]] inline void load_quads(const void *p, const void *q, Floats (&quads)[4]) {
+    const Floats a = _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(p))),
+                 b = _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(q)));
+    quads[0] = _mm512_shuffle_f32x4(a, b, 0x00);
+    quads[1] = _mm512_shuffle_f32x4(a, b, 0x55);
+    quads[2] = _mm512_shuffle_f32x4(a, b, 0xaa);
+    quads[3] = _mm512_shuffle_f32x4(a, b, 0xff);
 }
 // The sums of the first and third part, and of the second and fourth.
 [[gnu::always_inline]] inline __m256 add_parts(const Floats (&v)[1]) {
@@ -221,6 +225,9 @@ constexpr int kRows = 8;
 }
 [[gnu::always_inline]] inline Ints add8(Ints a, Ints b) {
     return _mm256_add_epi8(a, b);
+}
+[[gnu::always_inline]] inline Ints add16(Ints a, Ints b) {
+    return _mm256_add_epi16(a, b);
 }
 [[gnu::always_inline]] inline Ints multiply32(Ints a, Ints b) {
     return _mm256_mullo_epi32(a, b);
@@ -358,14 +365,15 @@ constexpr int kRows = 8;
 [[gnu::always_inline]] inline Floats fma_floats(Floats a, Floats b, Floats c) {
     return _mm256_fmadd_ps(a, b, c);
 }
-[[gnu::always_inline]] inline void load_quads(const void *p, Floats (&quads)[4]) {
-    const auto *halves = static_cast<const __m128i *>(p);
-    const Floats low = _mm256_cvtph_ps(_mm_loadu_si128(halves)),
-                 high = _mm256_cvtph_ps(_mm_loadu_si128(halves + 1));
-    quads[0] = _mm256_permute2f128_ps(low, low, 0x00);
-    quads[1] = _mm256_permute2f128_ps(low, low, 0x11);
-    quads[2] = _mm256_permute2f128_ps(high, high, 0x00);
-    quads[3] = _mm256_permute2f128_ps(high, high, 0x11);
+[[gnu::always_inline]] inline void load_quads(const void *p, const void *q, Floats (&quads)[4]) {
+    const auto load = [](const void *from, int half) __attribute__((always_inline)) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i *>(from) + half));
+    };
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+        quads[2 * half] = _mm256_permute2f128_ps(load(p, half), load(q, half), 0x20);
+        quads[2 * half + 1] = _mm256_permute2f128_ps(load(p, half), load(q, half), 0x31);
+    }
 }
 [[gnu::always_inline]] inline __m256 add_parts(const Floats (&v)[2]) {
     return v[0] + v[1];

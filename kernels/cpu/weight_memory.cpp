@@ -43,7 +43,7 @@ struct Piece {
     size_t bytes;
 };
 
-// Rows of a one-bit matrix, and the matrix's tiles.
+// Rows of a matrix of one or two bits, and the matrix's tiles.
 struct Rows {
     const Weight *weight;
     int64_t row0, row1;
@@ -72,13 +72,13 @@ void work_on(std::span<const P> pieces, Pool &pool, const LoadProgress &progress
 
 // Calls f(weight) for the matrices that can be tiles. (Experts and heads cannot: their matrices are read one by one.)
 template <typename F>
-void for_each_one_bit(const Program &program, F &&f) {
+void for_each_rearranged(const Program &program, const LookupKernels &lookup, F &&f) {
     std::set<WeightId> seen;
     for (const Step &step : program.steps)
         visit_matrices(step, [&](WeightId id, Use use) {
             const Weight &weight = program.weights[static_cast<size_t>(id)];
-            if (weight.type == gguf::Type::Q1_0 && weight.count == 1 && weight.row_stride == 0 &&
-                use.experts == 0 && seen.insert(id).second)
+            if (lookup.most_tokens(weight.type) > 0 && lookup_stride(weight.type, weight.cols) > 0 &&
+                weight.count == 1 && weight.row_stride == 0 && use.experts == 0 && seen.insert(id).second)
                 f(weight);
         });
 }
@@ -92,10 +92,11 @@ size_t weights_read(const Program &program) {
     return bytes;
 }
 
-size_t bytes_to_rearrange(const Program &program, size_t available) {
+size_t bytes_to_rearrange(const Program &program, const LookupKernels &lookup, size_t available) {
     size_t bytes = 0;
-    for_each_one_bit(program,
-                     [&](const Weight &weight) { bytes += one_bit_bytes(weight.rows, weight.cols); });
+    for_each_rearranged(program, lookup, [&](const Weight &weight) {
+        bytes += lookup_bytes(weight.type, weight.rows, weight.cols);
+    });
     return bytes <= available / 3 ? bytes : 0;
 }
 
@@ -152,24 +153,25 @@ void WeightMemory::copy(Program &program, Pool &pool, const LoadProgress &progre
     });
 }
 
-void WeightMemory::rearrange(const Program &program, Pool &pool, const LoadProgress &progress) {
+void WeightMemory::rearrange(const Program &program, const LookupKernels &lookup, Pool &pool,
+                             const LoadProgress &progress) {
     const std::scoped_lock guard(mutex_);
     const size_t available = system_memory().available;
-    if (!storage_.rearranged || bytes_to_rearrange(program, available == 0 ? SIZE_MAX : available) == 0)
+    if (!storage_.rearranged ||
+        bytes_to_rearrange(program, lookup, available == 0 ? SIZE_MAX : available) == 0)
         return;
     std::map<Place, size_t> offsets;  // of the new tiles in the buffer
     std::vector<const Weight *> missing;
     size_t bytes = 0;
-    for_each_one_bit(program, [&](const Weight &weight) {
+    for_each_rearranged(program, lookup, [&](const Weight &weight) {
         if (tiles_.contains(place_of(weight)) || !offsets.emplace(place_of(weight), bytes).second) return;
         missing.push_back(&weight);
-        bytes += one_bit_bytes(weight.rows, weight.cols);
+        bytes += lookup_bytes(weight.type, weight.rows, weight.cols);
     });
-    LazyBuffer buffer(
-        bytes, "one-bit weights in the order of decoding; with --load-mode mmap they stay in the file");
+    LazyBuffer buffer(bytes, "weights in the order of decoding; with --load-mode mmap they stay in the file");
     std::vector<Rows> pieces;
     for (const Weight *weight : missing) {
-        const int64_t stride = one_bit_stride(weight->cols), rows = OneBitTile::kRows,
+        const int64_t stride = lookup_stride(weight->type, weight->cols), rows = kLookupRows,
                       at_once = std::max<int64_t>(static_cast<int64_t>(kPiece) / stride, 1) * rows;
         std::byte *tiles = buffer.data() + offsets.at(place_of(*weight));
         for (int64_t row = 0; row < weight->rows; row += at_once) {
@@ -179,7 +181,8 @@ void WeightMemory::rearrange(const Program &program, Pool &pool, const LoadProgr
         }
     }
     work_on(std::span<const Rows>(pieces), pool, progress, [](const Rows &piece) {
-        write_one_bit_tiles(piece.weight->data, piece.weight->cols, piece.row0, piece.row1, piece.tiles);
+        write_lookup_tiles(piece.weight->type, piece.weight->data, piece.weight->cols, piece.row0, piece.row1,
+                           piece.tiles);
     });
     for (const auto &[place, offset] : offsets) tiles_.emplace(place, buffer.data() + offset);
     if (storage_.locked) lock(buffer.data(), buffer.size());

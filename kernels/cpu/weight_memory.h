@@ -1,4 +1,4 @@
-// Where the CPU backend reads weights: in the mapped file, or in copies in this process's own memory; one-bit weights also in tiles
+// Where the CPU backend reads weights: in the mapped file, or in copies in this process's own memory; weights of one and two bits also in tiles
 // (linear_lookup.h), from which a pass of few tokens reads them.
 //
 // Pages of a mapped file cost nothing at load, are shared with other programs, and are dropped and read again when memory
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/linear_lookup.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/device.h"
@@ -25,8 +26,8 @@ namespace runnel::kernels::cpu {
 // embeddings that are not also the output matrix).
 size_t weights_read(const Program &program);
 
-// The bytes of the program's one-bit matrices as tiles, or 0 if these are more than a third of `available` bytes.
-size_t bytes_to_rearrange(const Program &program, size_t available);
+// The bytes of the program's matrices of one and two bits as tiles, or 0 if these are more than a third of `available` bytes.
+size_t bytes_to_rearrange(const Program &program, const LookupKernels &lookup, size_t available);
 
 // Shared by the backends of one device, so that a draft block and its model have one copy of the output matrix. Any thread
 // may call its functions.
@@ -40,9 +41,10 @@ class WeightMemory {
     // program is then unchanged.
     void take(Program &program, Pool &pool, const LoadProgress &progress);
 
-    // Writes tiles of the program's one-bit matrices, if the storage says so and bytes_to_rearrange() is not 0. Afterwards tiles() has
+    // Writes tiles of the program's matrices of one and two bits, if the storage says so and bytes_to_rearrange() is not 0. Afterwards tiles() has
     // them, which live as long as this object. Called after take(). Throws as take(); there are then no new tiles.
-    void rearrange(const Program &program, Pool &pool, const LoadProgress &progress);
+    void rearrange(const Program &program, const LookupKernels &lookup, Pool &pool,
+                   const LoadProgress &progress);
 
     // Null: there are none. The weight is one of a program after take().
     const std::byte *tiles(const Weight &weight) const;

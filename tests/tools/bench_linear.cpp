@@ -2,7 +2,7 @@
 // bandwidth.
 //   bench_linear [--isa NAME] [--rows N] [--cols N] [--threads N] [--tokens a,b,c] [--types a,b,c] [--reps N]
 //   [--mb N] [--lookup 1]
-// --lookup 1: Q1_0 by looking up sums (linear_lookup.h), which are computed anew for each matrix.
+// --lookup 1: weights of one and two bits by looking up sums (linear_lookup.h), which are computed anew for each matrix.
 // Each figure is the best of several passes over matrices that together exceed the caches (one token), or
 // over one matrix (many tokens). Rows are split in contiguous halves, as the engine splits them.
 #include <algorithm>
@@ -110,16 +110,17 @@ Options parse(int argc, char **argv) {
 }
 
 void measure(const LinearKernels &kernels, gguf::Type type, int threads, const Options &o) {
-    const bool lookup = o.lookup && type == gguf::Type::Q1_0;
+    const bool lookup = o.lookup && lookup_stride(type, o.cols) > 0;
     const size_t row_bytes = gguf::row_bytes(type, o.cols),
-                 matrix = lookup ? one_bit_bytes(o.rows, o.cols) : row_bytes * static_cast<size_t>(o.rows);
+                 matrix =
+                     lookup ? lookup_bytes(type, o.rows, o.cols) : row_bytes * static_cast<size_t>(o.rows);
     const int copies =
         static_cast<int>(std::max<size_t>(2, (static_cast<size_t>(o.megabytes) << 20) / matrix));
     std::mt19937 random(1);
     std::vector<std::byte> one = tests::random_weights(type, o.rows, o.cols, random);
     if (lookup) {
         std::vector<std::byte> tiles(matrix);
-        write_one_bit_tiles(one.data(), o.cols, 0, o.rows, tiles.data());
+        write_lookup_tiles(type, one.data(), o.cols, 0, o.rows, tiles.data());
         one = std::move(tiles);
     }
     const Buffer weights = aligned_buffer(matrix * static_cast<size_t>(copies));
@@ -160,7 +161,7 @@ void measure(const LinearKernels &kernels, gguf::Type type, int threads, const O
                     std::byte *own = scratch[static_cast<size_t>(thread)].get();
                     if (lookup) {
                         kernels.lookup->sum(packed.get(), o.cols, tokens, own);
-                        kernels.lookup->multiply(w, o.cols, row0, row1, own, tokens, out.data(), o.rows,
+                        kernels.lookup->multiply(type, w, o.cols, row0, row1, own, tokens, out.data(), o.rows,
                                                  next);
                     } else {
                         kernels.multiply(type, w, o.cols, row0, row1, packed.get(), tokens, out.data(),

@@ -181,7 +181,8 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
     table
         .add("--load-mode,-lm", "HOW",
              "where the CPU's weights are: mmap (in the mapped file: nothing to load, shared with other "
-             "programs), auto (there, and one-bit weights also in memory in a faster order), copy (in this "
+             "programs), auto (there, and weights of one and two bits also in memory, in a faster order), "
+             "copy (in this "
              "program's own memory, in pages of 2 MiB), mlock (a copy that is never swapped out), mmap+mlock",
              [&o](const std::string &text) { o.load_mode = load_mode_in(text); })
         .by_default(o.load_mode)

@@ -12,6 +12,7 @@
 
 #include "engine/commands/doctor/doctor_checks.h"
 #include "gguf/quantize.h"
+#include "kernels/cpu/linear_lookup.h"
 #include "kernels/cpu/vector.h"
 #include "kernels/steps.h"
 
@@ -56,6 +57,26 @@ std::vector<float> multiply(const LinearKernels &kernels, const kernels::Weight 
     return out;
 }
 
+// The same by looking up sums; empty if these kernels never do that with such a matrix.
+std::vector<float> look_up(const LinearKernels &kernels, const kernels::Weight &w, int64_t rows,
+                           const std::vector<float> &x) {
+    const kernels::cpu::LookupKernels *lookup = kernels.lookup;
+    if (lookup == nullptr || lookup->most_tokens(w.type) == 0 ||
+        kernels::cpu::lookup_stride(w.type, w.cols) == 0)
+        return {};
+    const auto format = kernels::cpu::act_format(w.type);
+    const Buffer packed = aligned(kernels::cpu::packed_bytes(format, w.cols, kSpeedTokens)),
+                 tiles = aligned(kernels::cpu::lookup_bytes(w.type, rows, w.cols)),
+                 sums = aligned(kernels::cpu::lookup_sums_bytes(w.cols, kSpeedTokens));
+    kernels.pack(format, x.data(), w.cols, w.cols, kSpeedTokens, 0, kSpeedTokens, 0, w.cols, packed.get());
+    kernels::cpu::write_lookup_tiles(w.type, w.data, w.cols, 0, rows, static_cast<std::byte *>(tiles.get()));
+    lookup->sum(packed.get(), w.cols, kSpeedTokens, sums.get());
+    std::vector<float> out(static_cast<size_t>(rows * kSpeedTokens));
+    lookup->multiply(w.type, static_cast<const std::byte *>(tiles.get()), w.cols, 0, rows, sums.get(),
+                     kSpeedTokens, out.data(), rows, nullptr);
+    return out;
+}
+
 std::vector<float> in_double(const kernels::Weight &w, int64_t rows, const std::vector<float> &x) {
     std::vector<float> out(static_cast<size_t>(rows * kSpeedTokens)), row(static_cast<size_t>(w.cols));
     for (int64_t r = 0; r < rows; ++r) {
@@ -86,11 +107,18 @@ Finding check_format(const kernels::Weight &w, const std::vector<const LinearKer
                     d.all <= kTolerance ? Verdict::Right : Verdict::Wrong, error};
     if (std::isfinite(d.all)) finding.numbers["error"] = d.all;
     std::string same = kernels.front()->name, other;
-    for (size_t i = 1; i < kernels.size(); ++i) {
-        const bool equal = same_bits(multiply(*kernels[i], w, rows, x), first);
-        (equal ? same : other) += std::string(equal ? ", " : " ") + kernels[i]->name;
+    size_t compared = 1;
+    const auto compare = [&](const std::vector<float> &result, const std::string &name) {
+        const bool equal = same_bits(result, first);
+        (equal ? same : other) += (equal ? ", " : " ") + name;
+        ++compared;
+    };
+    for (size_t i = 0; i < kernels.size(); ++i) {
+        if (i > 0) compare(multiply(*kernels[i], w, rows, x), kernels[i]->name);
+        const std::vector<float> looked_up = look_up(*kernels[i], w, rows, x);
+        if (!looked_up.empty()) compare(looked_up, std::string(kernels[i]->name) + " looking up");
     }
-    finding.detail += "; " + same + (kernels.size() > 1 ? ": the same bits" : "");
+    finding.detail += "; " + same + (compared > 1 ? ": the same bits" : "");
     finding.numbers["tensor"] = w.name;
     if (!other.empty()) {
         finding.verdict = Verdict::Wrong;

@@ -33,6 +33,9 @@ int32_t sequences_of(const RunOptions &options) {
     return std::max({options.samples, options.beams, options.verify_drafts ? 2 : 1});
 }
 
+// Fewer tokens are generated before the weights are in another order (--load-mode auto) than that saves.
+constexpr int64_t kWorthRearranging = 16;
+
 decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const StopRequest &stop) {
     if (options.samples > 1 && options.beams > 1)
         throw UsageError("--samples and --beams cannot be combined: choose one");
@@ -44,6 +47,7 @@ decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const
         throw UsageError("--beams cannot be combined with --thinking-budget");
     decode::EngineOptions engine = engine_options(options.model, io, stop);
     engine.sequences = sequences_of(options);
+    if (generation.predict >= 0 && generation.predict < kWorthRearranging) engine.weights.rearranged = false;
     leave_room(engine, options.draft);
     if (options.beams > 1) engine.mtp = decode::Mtp::Off;
     return engine;

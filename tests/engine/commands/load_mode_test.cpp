@@ -125,7 +125,7 @@ TEST_CASE("load mode: one-bit weights are rearranged by default, for few sequenc
     if (absent()) return;
     const auto run = [&](const char *mode) {
         return runnel_with(
-            {"run", model.path, "a", "--raw", "-n", "12", "--temp", "0", "-dev", "cpu", "-lm", mode});
+            {"run", model.path, "a", "--raw", "-n", "24", "--temp", "0", "-dev", "cpu", "-lm", mode});
     };
     const Result got = run("mmap");
     CHECK(got.code == 0);

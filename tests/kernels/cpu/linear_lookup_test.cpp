@@ -1,9 +1,10 @@
-// Products of one-bit weights by looking up sums: bit-equal to the scalar code of linear.h.
+// Products of weights of one and two bits by looking up sums: bit-equal to the scalar code of linear.h.
 #include "kernels/cpu/linear_lookup.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -23,7 +24,7 @@ using runnel::tests::random_weights;
 namespace {
 
 constexpr uint32_t kSeed = 20261128;
-constexpr gguf::Type kType = gguf::Type::Q1_0;
+constexpr gguf::Type kTypes[] = {gguf::Type::Q1_0, gguf::Type::Q2_0, gguf::Type::PQ2_0, gguf::Type::PTQ1_0};
 
 struct Free {
     void operator()(void *p) const { std::free(p); }
@@ -44,6 +45,7 @@ std::vector<const LinearKernels *> kernels_with_lookup() {
 }
 
 struct Product {
+    gguf::Type type;
     int64_t rows, cols;
     int32_t tokens;
     std::vector<std::byte> weights;
@@ -60,7 +62,7 @@ Buffer packed(const LinearKernels &kernels, const Product &p) {
 std::vector<float> scalar(const Product &p, int64_t row0, int64_t row1) {
     std::vector<float> out(static_cast<size_t>((row1 - row0) * p.tokens));
     const Buffer scratch = buffer(linear_scalar().scratch_bytes(p.cols));
-    linear_scalar().multiply(kType, p.weights.data(), p.cols, row0, row1, packed(linear_scalar(), p).get(),
+    linear_scalar().multiply(p.type, p.weights.data(), p.cols, row0, row1, packed(linear_scalar(), p).get(),
                              p.tokens, out.data() - row0, row1 - row0, scratch.get(), nullptr);
     return out;
 }
@@ -69,13 +71,13 @@ std::vector<float> scalar(const Product &p, int64_t row0, int64_t row1) {
 std::vector<float> looked_up(const LinearKernels &kernels, const Product &p, int64_t row0, int64_t row1,
                              int64_t cut) {
     REQUIRE(kernels.lookup != nullptr);
-    const Buffer tiles = buffer(one_bit_bytes(p.rows, p.cols));
-    write_one_bit_tiles(p.weights.data(), p.cols, 0, cut, tiles.get());
-    write_one_bit_tiles(p.weights.data(), p.cols, cut, p.rows, tiles.get());
+    const Buffer tiles = buffer(lookup_bytes(p.type, p.rows, p.cols));
+    write_lookup_tiles(p.type, p.weights.data(), p.cols, 0, cut, tiles.get());
+    write_lookup_tiles(p.type, p.weights.data(), p.cols, cut, p.rows, tiles.get());
     const Buffer sums = buffer(lookup_sums_bytes(p.cols, p.tokens));
     kernels.lookup->sum(packed(kernels, p).get(), p.cols, p.tokens, sums.get());
     std::vector<float> out(static_cast<size_t>((row1 - row0) * p.tokens), -1.0f);
-    kernels.lookup->multiply(tiles.get(), p.cols, row0, row1, sums.get(), p.tokens, out.data() - row0,
+    kernels.lookup->multiply(p.type, tiles.get(), p.cols, row0, row1, sums.get(), p.tokens, out.data() - row0,
                              row1 - row0, nullptr);
     return out;
 }
@@ -87,19 +89,21 @@ bool same_bits(const std::vector<float> &a, const std::vector<float> &b) {
 }  // namespace
 
 TEST_CASE("linear lookup: random shapes are bit-equal to the scalar code") {
-    for (uint32_t seed = kSeed; seed < kSeed + 60; ++seed) {
+    for (uint32_t seed = kSeed; seed < kSeed + 120; ++seed) {
         CAPTURE(seed);
         std::mt19937 random(seed);
         const auto below = [&](uint32_t n) { return static_cast<int64_t>(random() % n); };
-        Product p{.rows = 1 + below(70),
+        Product p{.type = kTypes[below(4)],
+                  .rows = 1 + below(70),
                   .cols = 128 * (1 + below(11)),
                   .tokens = static_cast<int32_t>(1 + below(3)),
                   .weights = {},
                   .x = {}};
+        CAPTURE(gguf::traits(p.type).name);
         CAPTURE(p.rows);
         CAPTURE(p.cols);
         CAPTURE(p.tokens);
-        p.weights = random_weights(kType, p.rows, p.cols, random);
+        p.weights = random_weights(p.type, p.rows, p.cols, random);
         std::normal_distribution<float> normal;
         for (int64_t i = 0; i < p.cols * p.tokens; ++i)
             p.x.push_back(normal(random) * (below(100) == 0 ? 20.0f : 1.0f));
@@ -117,13 +121,16 @@ TEST_CASE("linear lookup: random shapes are bit-equal to the scalar code") {
 // The largest sums of four, of both signs, are what their low and high bytes are made for.
 TEST_CASE("linear lookup: extremes of the sums are bit-equal to the scalar code") {
     std::mt19937 random(kSeed);
-    for (Fill fill : {Fill::Ones, Fill::Zeros, Fill::Random})
-        for (float sign : {1.0f, -1.0f}) {
+    for (gguf::Type type : kTypes)
+        for (int i = 0; i < 6; ++i) {
+            const Fill fill = std::array{Fill::Ones, Fill::Zeros, Fill::Random}[static_cast<size_t>(i / 2)];
+            const float sign = i % 2 == 0 ? 1.0f : -1.0f;
+            CAPTURE(gguf::traits(type).name);
             CAPTURE(int(fill));
             CAPTURE(sign);
-            Product p{.rows = 16, .cols = 384, .tokens = 1, .weights = {}, .x = {}};
+            Product p{.type = type, .rows = 16, .cols = 384, .tokens = 1, .weights = {}, .x = {}};
             p.x.assign(384, 3 * sign);
-            p.weights = random_weights(kType, p.rows, p.cols, random, fill);
+            p.weights = random_weights(p.type, p.rows, p.cols, random, fill);
             for (const LinearKernels *kernels : kernels_with_lookup())
                 CHECK(same_bits(looked_up(*kernels, p, 0, 16, 0), scalar(p, 0, 16)));
         }
@@ -131,8 +138,8 @@ TEST_CASE("linear lookup: extremes of the sums are bit-equal to the scalar code"
 
 TEST_CASE("linear lookup: a token that is not a number spoils no other") {
     std::mt19937 random(kSeed + 1);
-    Product p{
-        .rows = 33, .cols = 256, .tokens = 2, .weights = random_weights(kType, 33, 256, random), .x = {}};
+    Product p{.type = gguf::Type::Q2_0, .rows = 33, .cols = 256, .tokens = 2, .weights = {}, .x = {}};
+    p.weights = random_weights(p.type, p.rows, p.cols, random);
     p.x.assign(512, 0.5f);
     p.x[100] = std::numeric_limits<float>::quiet_NaN();
     Product alone = p;
@@ -145,4 +152,17 @@ TEST_CASE("linear lookup: a token that is not a number spoils no other") {
             CHECK(std::memcmp(&both[33 + r], &one[r], 4) == 0);
         }
     }
+}
+
+TEST_CASE("linear lookup: other formats, and rows that are no whole tiles, have no tiles") {
+    for (gguf::Type type : runnel::tests::kLinearTypes)
+        CHECK((lookup_stride(type, 1024) > 0) == (std::ranges::count(kTypes, type) > 0));
+    CHECK(lookup_stride(gguf::Type::Q2_0, 1024 + 64) == 0);
+    CHECK(lookup_stride(gguf::Type::Q1_0, 1024) == 8 * 288);
+    CHECK(lookup_bytes(gguf::Type::PQ2_0, 17, 128) == 1088);
+    for (const LinearKernels *kernels : kernels_with_lookup())
+        for (gguf::Type type : runnel::tests::kLinearTypes) {
+            const int32_t most = kernels->lookup->most_tokens(type);
+            CHECK(most <= (lookup_stride(type, 1024) > 0 ? kMostLookupTokens : 0));
+        }
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/linear.h"
 #include "kernels/steps.h"
 #include "tests/support/program_runs.h"
 #include "tests/support/tiny_program.h"
@@ -161,50 +163,50 @@ TEST_CASE("weight memory: copies that do not fit are refused before any is made"
     }
 }
 
-TEST_CASE(
-    "weight memory: one-bit weights in tiles give the same bits, and passes of few tokens read only them") {
-    for (const char *isa : {"scalar", "avx2", "avx512", "amx"}) {
-        std::unique_ptr<Backend> mapped;
-        try {
-            mapped = cpu::make_cpu_backend(2, isa);
-        } catch (const BackendError &) {
-            continue;  // not of this CPU
-        }
+TEST_CASE("weight memory: tiles of weights give the same bits, and passes of few tokens read only them") {
+    const std::array types = {gguf::Type::Q1_0, gguf::Type::Q2_0, gguf::Type::PQ2_0, gguf::Type::PTQ1_0};
+    for (const cpu::LinearKernels *kernels :
+         {&cpu::linear_scalar(), cpu::linear_avx2(), cpu::linear_avx512(), cpu::linear_amx()}) {
+        if (kernels == nullptr) continue;  // not of this CPU
         for (uint32_t seed = 1; seed <= 4; ++seed) {
-            CAPTURE(isa);
+            CAPTURE(kernels->name);
             CAPTURE(seed);
             TinyShape shape = random_shape(seed);
-            shape.type = gguf::Type::Q1_0, shape.varied = false;
+            shape.type = types[seed % 4], shape.varied = false;
             shape.width = 256, shape.feed_forward = 384, shape.head_dim_k = shape.head_dim_v = 64;
             shape.vocab = 50 + seed;  // rows that are no whole tiles
+            const int32_t most = kernels->lookup ? kernels->lookup->most_tokens(shape.type) : 0;
             const TinyProgram tiny(shape, seed);
             const Program &program = tiny.program();
             const std::vector<int32_t> tokens = tests::random_tokens(20, seed);
+            const auto result = [&](Backend &backend, int32_t at_once) {
+                return tests::run(backend, program, tokens, static_cast<size_t>(at_once));
+            };
+            const auto mapped = cpu::make_cpu_backend(2, kernels->name);
             mapped->load(program, {{tests::kBlocks}}, tests::kMaxTokens);
             const auto memory = std::make_shared<cpu::WeightMemory>(WeightStorage{.rearranged = true});
-            const auto tiled = cpu::make_cpu_backend(2, isa, memory);
+            const auto tiled = cpu::make_cpu_backend(2, kernels->name, memory);
             tiled->load(program, {{tests::kBlocks}}, tests::kMaxTokens);
-            const auto result = [&](Backend &backend, int32_t at_once) {
-                return tests::run(backend, program, tokens, at_once);
-            };
-            const auto few = result(*mapped, kRearrangedTokens), one = result(*mapped, 1),
-                       many = result(*mapped, kRearrangedTokens + 1);
-            CHECK(tests::same(result(*tiled, 1), one));
-            CHECK(tests::same(result(*tiled, kRearrangedTokens), few));
-            CHECK(tests::same(result(*tiled, kRearrangedTokens + 1), many));
+            std::vector<std::vector<float>> expected;  // by tokens at once
+            for (int32_t n = 1; n <= most + 1; ++n) {
+                expected.push_back(result(*mapped, n));
+                CHECK(tests::same(result(*tiled, n), expected.back()));
+            }
 
             int64_t tiles = 0;
             for (const Weight &w : program.weights) {
                 if (memory->tiles(w) == nullptr) continue;
                 ++tiles;
-                CHECK(w.type == gguf::Type::Q1_0);
+                CHECK(w.type == shape.type);
                 CHECK(w.count == 1);
                 std::memset(const_cast<std::byte *>(w.data), 0x55, w.bytes());
             }
-            CHECK((tiles == 0) == (std::string(isa) == "scalar"));
-            CHECK(tests::same(result(*tiled, 1), one));
-            CHECK(tests::same(result(*tiled, kRearrangedTokens), few));
-            CHECK(tests::same(result(*tiled, kRearrangedTokens + 1), many) == (tiles == 0));
+            CHECK((tiles > 0) == (most > 0));
+            for (int32_t n = 1; n <= most + 1; ++n) {
+                CAPTURE(n);
+                const bool same = tests::same(result(*tiled, n), expected[static_cast<size_t>(n) - 1]);
+                CHECK(same == (n <= most || tiles == 0));
+            }
         }
     }
 }
@@ -216,11 +218,13 @@ TEST_CASE(
     shape.type = gguf::Type::Q1_0;
     const TinyProgram tiny(shape, 9);
     const Program &program = tiny.program();
-    const size_t bytes = cpu::bytes_to_rearrange(program, SIZE_MAX);
+    const cpu::LookupKernels lookup{[](gguf::Type type) { return type == gguf::Type::Q1_0 ? 4 : 0; }, nullptr,
+                                    nullptr};
+    const size_t bytes = cpu::bytes_to_rearrange(program, lookup, SIZE_MAX);
     CHECK(bytes > 0);
-    CHECK(cpu::bytes_to_rearrange(program, 3 * bytes) == bytes);
-    CHECK(cpu::bytes_to_rearrange(program, 3 * bytes - 1) == 0);
-    CHECK(cpu::bytes_to_rearrange(TinyProgram({}, 9).program(), SIZE_MAX) == 0);
+    CHECK(cpu::bytes_to_rearrange(program, lookup, 3 * bytes) == bytes);
+    CHECK(cpu::bytes_to_rearrange(program, lookup, 3 * bytes - 1) == 0);
+    CHECK(cpu::bytes_to_rearrange(TinyProgram({}, 9).program(), lookup, SIZE_MAX) == 0);
 
     cpu::Pool pool(2);
     cpu::WeightMemory memory({.rearranged = true});
@@ -229,24 +233,24 @@ TEST_CASE(
                                      [&](const Weight &w) { return memory.tiles(w) != nullptr; });
     };
     try {
-        memory.rearrange(program, pool, [](size_t, size_t) { return false; });
+        memory.rearrange(program, lookup, pool, [](size_t, size_t) { return false; });
         FAIL("not interrupted");
     } catch (const BackendError &error) {
         CHECK(error.kind == BackendError::Kind::Cancelled);
     }
     CHECK(tiled() == 0);
     size_t told = 0;
-    memory.rearrange(program, pool, [&](size_t done, size_t all) {
+    memory.rearrange(program, lookup, pool, [&](size_t done, size_t all) {
         CHECK(all <= bytes);
         told = done;
         return true;
     });
     CHECK(told > bytes - 64 * program.weights.size());
     CHECK(tiled() > 0);
-    memory.rearrange(program, pool, [](size_t, size_t) { return false; });  // all were there
+    memory.rearrange(program, lookup, pool, [](size_t, size_t) { return false; });  // all were there
 
     cpu::WeightMemory plain({.copied = true});
-    plain.rearrange(program, pool, {});
+    plain.rearrange(program, lookup, pool, {});
     CHECK(std::ranges::none_of(program.weights, [&](const Weight &w) { return plain.tiles(w) != nullptr; }));
 }
 

@@ -20,6 +20,8 @@
 #include "engine/commands/doctor/doctor_text.h"
 #include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_lookup.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/runtime/probe.h"
@@ -362,6 +364,37 @@ TEST_CASE("doctor: instruction sets with different results are named") {
     CHECK(about(findings, "q6_K").verdict == Verdict::Wrong);
     CHECK(about(findings, "q6_K").detail.find("not broken") != std::string::npos);
     CHECK(conclude(findings).fault == "cpu");
+}
+
+TEST_CASE("doctor: products by looking up sums are compared too") {
+    const kernels::cpu::LinearKernels *sound = kernels::cpu::linear_avx2();
+    ModelShape shape = shape_of("llama", "Q1_0");
+    shape.width = 256, shape.ff = 256;
+    const TemporaryModel model(shape);
+    const model::Model built = model::build(model.file);
+    const auto of_q1 = [&](const std::vector<const kernels::cpu::LinearKernels *> &tables) {
+        return about(check_cpu_kernels(built.program, tables), "q1_0");
+    };
+    const bool here = sound != nullptr;
+    const Finding right = of_q1(linear_kernels());
+    CAPTURE(right.detail);
+    CHECK(right.verdict == Verdict::Right);
+    CHECK((right.detail.find("avx2 looking up") != std::string::npos) == here);
+    if (!here) return;
+    static const kernels::cpu::LookupKernels broken_lookup{
+        sound->lookup->most_tokens, sound->lookup->sum,
+        [](gguf::Type type, const std::byte *tiles, int64_t cols, int64_t from, int64_t to, const void *sums,
+           int32_t tokens, float *out, int64_t stride, const std::byte *next) {
+            kernels::cpu::linear_avx2()->lookup->multiply(type, tiles, cols, from, to, sums, tokens, out,
+                                                          stride, next);
+            out[to - 1] += 1e-3f;
+        }};
+    static kernels::cpu::LinearKernels broken = *sound;
+    broken.lookup = &broken_lookup;
+    const Finding wrong = of_q1({&kernels::cpu::linear_scalar(), &broken});
+    CAPTURE(wrong.detail);
+    CHECK(wrong.verdict == Verdict::Wrong);
+    CHECK(wrong.detail.find("not avx2 looking up") != std::string::npos);
 }
 
 TEST_CASE("doctor: a sound model on the emulated device, from file to text") {
