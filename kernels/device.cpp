@@ -33,7 +33,6 @@ class CpuDevice final : public Device {
         constexpr size_t kWork = size_t{256} << 20;
         MemoryNeed need{
             .cache = cache_need(program, cache, max_tokens), .work = kWork, .mapped = !storage_.copied};
-        if (storage_.rearranged) need.rearranged = cpu::bytes_to_rearrange(program, free_memory());
         if (storage_.copied) {
             need.weights = cpu::weights_read(program);
             return need;

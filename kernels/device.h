@@ -17,22 +17,22 @@ namespace runnel::kernels {
 struct WeightStorage {
     bool copied = false;  // in this process's own memory, in large pages (kernels/cpu/weight_memory.h)
     bool locked = false;  // never dropped or swapped out
-    // Weights of one and two bits also in an order that is faster for up to kRearrangedTokens tokens
-    // (kernels/cpu/linear_lookup.h), if this CPU gains by it and a third of the free memory is enough.
+    // Weights in Q1_0, Q2_0, PQ2_0 and PTQ1_0 are also in memory in an order from which passes of few tokens read them faster
+    // (kernels/cpu/linear_lookup.h), where this CPU gains by it and a third of the memory that is free beside the cache is enough.
     bool rearranged = false;
 };
-inline constexpr int32_t kRearrangedTokens = 4;
+// With more sequences at once, hardly any pass would read weights in that order.
+inline constexpr int32_t kRearrangedSequences = 3;
 
 // What a program takes of a device's memory, in bytes. Backend::load() allocates all of it, except that a GPU
 // allocates block tables for sequences beyond a million cells later.
 struct MemoryNeed {
     size_t weights = 0;
-    size_t cache = 0;       // cache_need()
-    size_t work = 0;        // activations, logits and the driver's own need
-    size_t host = 0;        // host memory that a GPU reads: experts that are not resident (not part of all())
-    bool mapped = false;    // weights are read from the mapped file and take no memory of their own
-    size_t rearranged = 0;  // of weights that are in memory in another order as well
-    size_t all() const { return weights + rearranged + cache + work; }
+    size_t cache = 0;     // cache_need()
+    size_t work = 0;      // activations, logits and the driver's own need
+    size_t host = 0;      // host memory that a GPU reads: experts that are not resident (not part of all())
+    bool mapped = false;  // weights are read from the mapped file and take no memory of their own
+    size_t all() const { return weights + cache + work; }
 };
 
 // Host memory that is left free besides MemoryNeed::host, which cannot be swapped out.

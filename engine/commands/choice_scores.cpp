@@ -90,7 +90,7 @@ int choice_scores(const PerplexityOptions &options, Io &io) {
     const size_t sequences = sequences_for(longest, most_answers);
     flags.context = static_cast<int64_t>(longest);
     flags.sequences = static_cast<int32_t>(sequences);
-    flags.weights.rearranged = false;  // for the few tokens of decoding
+    flags.weights.rearranged = false;  // no pass has few tokens
     decode::Engine engine(flags);
 
     measure::ChoiceRun run(engine.executor(), tokenized, sequences);

@@ -84,7 +84,7 @@ bool is_same_file(const fs::path &a, const fs::path &b) {
 kernels::WeightStorage storage_of(const std::string &load_mode) {
     return {.copied = load_mode == "copy" || load_mode == "mlock",
             .locked = load_mode == "mlock" || load_mode == "mmap+mlock",
-            .rearranged = load_mode != "mmap" && load_mode != "mmap+mlock"};
+            .rearranged = load_mode == "auto"};
 }
 
 std::optional<int64_t> cpu_experts(const ModelOptions &options) {

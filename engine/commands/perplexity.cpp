@@ -130,7 +130,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     const measure::Chunks layout = chunks_of(options, context);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     engine_flags.context = context;
-    engine_flags.weights.rearranged = false;  // for the few tokens of decoding
+    engine_flags.weights.rearranged = false;  // no pass has few tokens
     note_inputs({options.file, options.base});
     if (!options.save_logits.empty()) gguf::check_output(options.save_logits, {.overwrite = io.overwrite});
     Engine engine(engine_flags);

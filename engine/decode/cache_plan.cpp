@@ -81,12 +81,10 @@ Wish wish_of(const ContextRequest &request) {
 
 // The bytes of a device's free memory that a cache may take.
 size_t cache_budget(const kernels::MemoryNeed &need, size_t free, const ContextRequest &request) {
-    const auto without = [&](size_t taken) { return free > taken ? free - taken : 0; };
-    const size_t beside = without(need.weights + need.rearranged + need.work);
+    const size_t taken = need.weights + need.work, beside = free > taken ? free - taken : 0;
     if (!need.mapped) return beside;
     // Mapped weights need not stay in memory: the page cache can evict them and read them again.
-    return request.asked > 0 && request.sequences == 1 ? without(need.rearranged)
-                                                       : std::max(beside, free / 8);
+    return request.asked > 0 && request.sequences == 1 ? free : std::max(beside, free / 8);
 }
 
 CacheShape shape_of(int64_t cells, const ContextRequest &request) {

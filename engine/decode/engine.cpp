@@ -135,7 +135,8 @@ HiddenStates::Pairs Engine::pairs() const {
 void Engine::start(const EngineOptions &options) {
     progress_ = options.progress;
     kernels::WeightStorage storage = options.weights;
-    storage.rearranged &= options.sequences <= kernels::kRearrangedTokens;
+    storage.rearranged &=
+        options.sequences <= kernels::kRearrangedSequences && kernels::started_together() == 1;
     cpu_ = kernels::cpu_device(options.threads, storage);
     devices_ = {cpu_};
     DeviceChoice choice;

@@ -73,8 +73,6 @@ Isa isa_of_environment() {
     return choose_isa(name, "RUNNEL_CPU=" + name);
 }
 
-static_assert(kMostLookupTokens == kRearrangedTokens);
-
 // The state that one thread carries through the phases.
 struct Worker {
     int thread;
@@ -124,7 +122,7 @@ class CpuBackend final : public Backend {
   private:
     int thread_count() const;
     void start_pool();
-    void take_weights();
+    void take_weights(const CacheConfig &cache);
     void reserve_activations();
     // Bytes that the largest steps need in addition to their slots; the runners reserve their own.
     struct WorkSpace {
@@ -266,7 +264,7 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     parts_ = plan(program_);
     max_tokens_ = max_tokens;
     start_pool();
-    take_weights();
+    take_weights(cache);
     cache_ = CacheMemory(program_, cache);
     states_ = StateMemory(program_, cache);
     reserve_activations();
@@ -309,12 +307,18 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
                                .scratch = scratch_});
 }
 
-void CpuBackend::take_weights() {
+void CpuBackend::take_weights(const CacheConfig &cache) {
     tiles_.assign(program_.weights.size(), nullptr);
     if (!weights_) return;
     weights_->take(program_, *pool_, progress_);
     if (isa_.linear->lookup == nullptr) return;
-    weights_->rearrange(program_, *isa_.linear->lookup, *pool_, progress_);
+    const size_t free = system_memory().available, of_cache = block_bytes(program_, cache);
+    try {
+        weights_->rearrange(program_, *isa_.linear->lookup, free > of_cache ? (free - of_cache) / 3 : 0,
+                            *pool_, progress_);
+    } catch (const BackendError &error) {
+        if (error.kind != BackendError::Kind::OutOfMemory) throw;  // without them it only takes longer
+    }
     std::ranges::transform(program_.weights, tiles_.begin(),
                            [&](const Weight &weight) { return weights_->tiles(weight); });
 }
@@ -666,11 +670,6 @@ std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instru
                                           std::shared_ptr<WeightMemory> weights) {
     const Isa isa = instructions.empty() ? isa_of_environment() : choose_isa(instructions, instructions);
     return std::make_unique<CpuBackend>(threads, isa, std::move(weights));
-}
-
-size_t bytes_to_rearrange(const Program &program, size_t free) {
-    const LookupKernels *lookup = isa_of_environment().linear->lookup;
-    return lookup ? bytes_to_rearrange(program, *lookup, free) : 0;
 }
 
 std::string instruction_set() {

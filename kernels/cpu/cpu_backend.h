@@ -1,9 +1,8 @@
 // The CPU device: runs a Program phase by phase (plan.h) on a team of threads (pool.h).
 //
-// Weights are used as they are in the file: in place in the mapping, or copied (weight_memory.h); those of one and two bits
-// also in another order (linear_lookup.h). Results
-// follow the contract in README.md beside this file: they depend neither on threads nor on the batch
-// nor on the instruction set.
+// Weights are used as they are in the file: in place in the mapping, or copied (weight_memory.h). A few formats are also in another
+// order (linear_lookup.h). Results follow the contract in README.md beside this file: they depend neither on threads nor on the
+// batch nor on the instruction set.
 #pragma once
 
 #include <memory>
@@ -22,10 +21,6 @@ class WeightMemory;
 // weights: what load() lets copy or lock the weights; null: they stay where they are.
 std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instructions = {},
                                           std::shared_ptr<WeightMemory> weights = nullptr);
-
-// Bytes that a backend with the default kernels takes for weights in another order, if its WeightStorage says so and so many
-// bytes of memory are free.
-size_t bytes_to_rearrange(const Program &program, size_t free);
 
 // The instruction set of the default kernels: "amx", "avx512", "avx2" or "scalar". The environment variable
 // RUNNEL_CPU can select a lower one; selecting one that the CPU lacks throws BackendError.

@@ -52,7 +52,7 @@ struct LinearKernels {
     // out[0..cols) = the row's values, bit-exact with ggml's dequantization.
     void (*dequantize)(gguf::Type type, const std::byte *row, int64_t cols, float *out);
 
-    const LookupKernels *lookup = nullptr;  // for one-bit weights (linear_lookup.h); null: none
+    const LookupKernels *lookup = nullptr;  // for formats of one and two bits (linear_lookup.h); null: none
 };
 
 const LinearKernels &linear_scalar();

@@ -7,7 +7,7 @@ namespace runnel::kernels::cpu {
 
 // Of 128 columns of a token: for each four of them the sum of those whose bit is set in an index of four bits. A sum of four is
 // in -508 ... 508; stored is sum + 512 = low + 32 * high. Eight of them, the sum of a group of 32 columns, then fit in a byte
-// each: 8 * 31 = 248, and the sum is kLookupOffset too large. Arrays are [byte of a group][half of that byte][group].
+// each: 8 * 31 = 248; it is kLookupOffset too large. Arrays are [byte of a group][half of that byte][group][index].
 struct alignas(64) LookupSums {
     uint8_t low[4][2][4][16], high[4][2][4][16];
     // By group, four times, as the lanes of its rows read them.

@@ -43,7 +43,7 @@ struct Piece {
     size_t bytes;
 };
 
-// Rows of a matrix of one or two bits, and the matrix's tiles.
+// Rows of a matrix, and the matrix's tiles.
 struct Rows {
     const Weight *weight;
     int64_t row0, row1;
@@ -70,17 +70,23 @@ void work_on(std::span<const P> pieces, Pool &pool, const LoadProgress &progress
     }
 }
 
-// Calls f(weight) for the matrices that can be tiles. (Experts and heads cannot: their matrices are read one by one.)
+// A thread of a product computes the sums of its input, which takes as long as two to three of these rows of tiles.
+constexpr int64_t kLeastTileRows = 4;
+
+// Calls f(weight) for the matrices of which tiles are made.
 template <typename F>
-void for_each_rearranged(const Program &program, const LookupKernels &lookup, F &&f) {
-    std::set<WeightId> seen;
-    for (const Step &step : program.steps)
-        visit_matrices(step, [&](WeightId id, Use use) {
-            const Weight &weight = program.weights[static_cast<size_t>(id)];
-            if (lookup.most_tokens(weight.type) > 0 && lookup_stride(weight.type, weight.cols) > 0 &&
-                weight.count == 1 && weight.row_stride == 0 && use.experts == 0 && seen.insert(id).second)
-                f(weight);
-        });
+void for_each_rearranged(const Program &program, const LookupKernels &lookup, int threads, F &&f) {
+    const auto see = [&](WeightId id) {
+        const Weight &weight = program.weights[static_cast<size_t>(id)];
+        if (lookup.most_tokens(weight.type) > 0 && lookup_stride(weight.type, weight.cols) > 0 &&
+            weight.row_stride == 0 && weight.rows >= kLeastTileRows * kLookupRows * threads)
+            f(weight);
+    };
+    for (const Step &step : program.steps) {
+        if (const auto *linear = std::get_if<Linear>(&step))
+            for (const Linear::Part &part : linear->parts) see(part.weight);
+        if (const auto *logits = std::get_if<Logits>(&step)) see(logits->weight);
+    }
 }
 
 }  // namespace
@@ -90,14 +96,6 @@ size_t weights_read(const Program &program) {
     for_each_read_weight(
         program, [&](WeightId id) { bytes += aligned(program.weights[static_cast<size_t>(id)].bytes()); });
     return bytes;
-}
-
-size_t bytes_to_rearrange(const Program &program, const LookupKernels &lookup, size_t available) {
-    size_t bytes = 0;
-    for_each_rearranged(program, lookup, [&](const Weight &weight) {
-        bytes += lookup_bytes(weight.type, weight.rows, weight.cols);
-    });
-    return bytes <= available / 3 ? bytes : 0;
 }
 
 void WeightMemory::take(Program &program, Pool &pool, const LoadProgress &progress) {
@@ -153,45 +151,45 @@ void WeightMemory::copy(Program &program, Pool &pool, const LoadProgress &progre
     });
 }
 
-void WeightMemory::rearrange(const Program &program, const LookupKernels &lookup, Pool &pool,
+WeightMemory::Matrix WeightMemory::matrix_of(const Weight &weight) {
+    return {weight.data, weight.type, weight.rows, weight.cols};
+}
+
+void WeightMemory::rearrange(const Program &program, const LookupKernels &lookup, size_t room, Pool &pool,
                              const LoadProgress &progress) {
     const std::scoped_lock guard(mutex_);
-    const size_t available = system_memory().available;
-    if (!storage_.rearranged ||
-        bytes_to_rearrange(program, lookup, available == 0 ? SIZE_MAX : available) == 0)
-        return;
-    std::map<Place, size_t> offsets;  // of the new tiles in the buffer
+    if (!storage_.rearranged) return;
+    std::map<Matrix, size_t> offsets;  // of the new tiles in the buffer
     std::vector<const Weight *> missing;
     size_t bytes = 0;
-    for_each_rearranged(program, lookup, [&](const Weight &weight) {
-        if (tiles_.contains(place_of(weight)) || !offsets.emplace(place_of(weight), bytes).second) return;
+    for_each_rearranged(program, lookup, pool.threads(), [&](const Weight &weight) {
+        if (tiles_.contains(matrix_of(weight)) || !offsets.emplace(matrix_of(weight), bytes).second) return;
         missing.push_back(&weight);
         bytes += lookup_bytes(weight.type, weight.rows, weight.cols);
     });
-    LazyBuffer buffer(bytes, "weights in the order of decoding; with --load-mode mmap they stay in the file");
+    if (bytes == 0 || bytes > room) return;
+    LazyBuffer buffer(bytes, "weights in the order of decoding");
     std::vector<Rows> pieces;
     for (const Weight *weight : missing) {
-        const int64_t stride = lookup_stride(weight->type, weight->cols), rows = kLookupRows,
-                      at_once = std::max<int64_t>(static_cast<int64_t>(kPiece) / stride, 1) * rows;
-        std::byte *tiles = buffer.data() + offsets.at(place_of(*weight));
+        const int64_t stride = lookup_stride(weight->type, weight->cols),
+                      at_once = std::max<int64_t>(static_cast<int64_t>(kPiece) / stride, 1) * kLookupRows;
+        std::byte *tiles = buffer.data() + offsets.at(matrix_of(*weight));
         for (int64_t row = 0; row < weight->rows; row += at_once) {
             const int64_t end = std::min(row + at_once, weight->rows);
-            pieces.push_back(
-                {weight, row, end, tiles, static_cast<size_t>((end - row + rows - 1) / rows * stride)});
+            pieces.push_back({weight, row, end, tiles, lookup_bytes(weight->type, end - row, weight->cols)});
         }
     }
     work_on(std::span<const Rows>(pieces), pool, progress, [](const Rows &piece) {
         write_lookup_tiles(piece.weight->type, piece.weight->data, piece.weight->cols, piece.row0, piece.row1,
                            piece.tiles);
     });
-    for (const auto &[place, offset] : offsets) tiles_.emplace(place, buffer.data() + offset);
-    if (storage_.locked) lock(buffer.data(), buffer.size());
+    for (const auto &[matrix, offset] : offsets) tiles_.emplace(matrix, buffer.data() + offset);
     buffers_.push_back(std::move(buffer));
 }
 
 const std::byte *WeightMemory::tiles(const Weight &weight) const {
     const std::scoped_lock guard(mutex_);
-    const auto found = tiles_.find(place_of(weight));
+    const auto found = tiles_.find(matrix_of(weight));
     return found == tiles_.end() ? nullptr : found->second;
 }
 

@@ -1,4 +1,4 @@
-// Where the CPU backend reads weights: in the mapped file, or in copies in this process's own memory; weights of one and two bits also in tiles
+// Where the CPU backend reads weights: in the mapped file, or in copies in this process's own memory; some formats also in tiles
 // (linear_lookup.h), from which a pass of few tokens reads them.
 //
 // Pages of a mapped file cost nothing at load, are shared with other programs, and are dropped and read again when memory
@@ -26,9 +26,6 @@ namespace runnel::kernels::cpu {
 // embeddings that are not also the output matrix).
 size_t weights_read(const Program &program);
 
-// The bytes of the program's matrices of one and two bits as tiles, or 0 if these are more than a third of `available` bytes.
-size_t bytes_to_rearrange(const Program &program, const LookupKernels &lookup, size_t available);
-
 // Shared by the backends of one device, so that a draft block and its model have one copy of the output matrix. Any thread
 // may call its functions.
 class WeightMemory {
@@ -41,9 +38,10 @@ class WeightMemory {
     // program is then unchanged.
     void take(Program &program, Pool &pool, const LoadProgress &progress);
 
-    // Writes tiles of the program's matrices of one and two bits, if the storage says so and bytes_to_rearrange() is not 0. Afterwards tiles() has
-    // them, which live as long as this object. Called after take(). Throws as take(); there are then no new tiles.
-    void rearrange(const Program &program, const LookupKernels &lookup, Pool &pool,
+    // Writes tiles of the program's matrices whose format gains by them and whose rows are enough for all threads, if the storage
+    // says so and `room` bytes are enough for all that are missing. Afterwards tiles() has them, which live as long as this object:
+    // so must the weights. Called after take(). Throws as take(); there are then no new tiles.
+    void rearrange(const Program &program, const LookupKernels &lookup, size_t room, Pool &pool,
                    const LoadProgress &progress);
 
     // Null: there are none. The weight is one of a program after take().
@@ -54,15 +52,18 @@ class WeightMemory {
 
   private:
     using Place = std::tuple<const std::byte *, size_t, int64_t>;  // of a weight: data, bytes, matrices
+    using Matrix = std::tuple<const std::byte *, gguf::Type, int64_t, int64_t>;  // data, type, rows, columns
 
     static Place place_of(const Weight &weight);
+    static Matrix matrix_of(const Weight &weight);
     void copy(Program &program, Pool &pool, const LoadProgress &progress);
     void lock(const std::byte *data, size_t bytes);
 
     const WeightStorage storage_;
     mutable std::mutex mutex_;
     std::vector<LazyBuffer> buffers_;
-    std::map<Place, const std::byte *> copies_, tiles_;
+    std::map<Place, const std::byte *> copies_;
+    std::map<Matrix, const std::byte *> tiles_;
     std::string problem_;
 };
 

@@ -211,21 +211,13 @@ TEST_CASE("weight memory: tiles of weights give the same bits, and passes of few
     }
 }
 
-TEST_CASE(
-    "weight memory: tiles are made once, only if a third of the free memory is enough, and not after an "
-    "interrupt") {
+TEST_CASE("weight memory: tiles are made once, only if there is room, and not after an interrupt") {
     TinyShape shape{.width = 256, .feed_forward = 384, .vocab = 300, .head_dim_k = 64, .head_dim_v = 64};
     shape.type = gguf::Type::Q1_0;
     const TinyProgram tiny(shape, 9);
     const Program &program = tiny.program();
     const cpu::LookupKernels lookup{[](gguf::Type type) { return type == gguf::Type::Q1_0 ? 4 : 0; }, nullptr,
                                     nullptr};
-    const size_t bytes = cpu::bytes_to_rearrange(program, lookup, SIZE_MAX);
-    CHECK(bytes > 0);
-    CHECK(cpu::bytes_to_rearrange(program, lookup, 3 * bytes) == bytes);
-    CHECK(cpu::bytes_to_rearrange(program, lookup, 3 * bytes - 1) == 0);
-    CHECK(cpu::bytes_to_rearrange(TinyProgram({}, 9).program(), lookup, SIZE_MAX) == 0);
-
     cpu::Pool pool(2);
     cpu::WeightMemory memory({.rearranged = true});
     const auto tiled = [&] {
@@ -233,25 +225,56 @@ TEST_CASE(
                                      [&](const Weight &w) { return memory.tiles(w) != nullptr; });
     };
     try {
-        memory.rearrange(program, lookup, pool, [](size_t, size_t) { return false; });
+        memory.rearrange(program, lookup, SIZE_MAX, pool, [](size_t, size_t) { return false; });
         FAIL("not interrupted");
     } catch (const BackendError &error) {
         CHECK(error.kind == BackendError::Kind::Cancelled);
     }
     CHECK(tiled() == 0);
-    size_t told = 0;
-    memory.rearrange(program, lookup, pool, [&](size_t done, size_t all) {
-        CHECK(all <= bytes);
-        told = done;
+    size_t bytes = 0;
+    for (const Weight &w : program.weights)
+        if (w.type == gguf::Type::Q1_0 && w.rows >= 4 * 16 * pool.threads() &&
+            &w != &weight(program, std::get<Embed>(program.steps.front()).table))
+            bytes += cpu::lookup_bytes(w.type, w.rows, w.cols);
+    REQUIRE(bytes > 0);
+    size_t told = 0, all = 0;
+    const auto progress = [&](size_t done, size_t of) {
+        told = done, all = of;
         return true;
-    });
-    CHECK(told > bytes - 64 * program.weights.size());
+    };
+    memory.rearrange(program, lookup, bytes - 1, pool, progress);
+    CHECK(tiled() == 0);
+    memory.rearrange(program, lookup, bytes, pool, progress);
+    CHECK(told == all);
+    CHECK(all >= bytes);
     CHECK(tiled() > 0);
-    memory.rearrange(program, lookup, pool, [](size_t, size_t) { return false; });  // all were there
+    memory.rearrange(program, lookup, 0, pool, [](size_t, size_t) { return false; });  // all were there
 
     cpu::WeightMemory plain({.copied = true});
-    plain.rearrange(program, lookup, pool, {});
+    plain.rearrange(program, lookup, SIZE_MAX, pool, {});
     CHECK(std::ranges::none_of(program.weights, [&](const Weight &w) { return plain.tiles(w) != nullptr; }));
+}
+
+TEST_CASE("weight memory: matrices of different shapes at one address have tiles of their own") {
+    std::vector<std::byte> bytes(128 * 18);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 256);
+    Program program;
+    program.slots = {{"a", 128}, {"b", 128}, {"c", 256}, {"d", 64}};
+    program.weights = {{"tall", gguf::Type::Q1_0, 128, 128, bytes.data()},
+                       {"wide", gguf::Type::Q1_0, 64, 256, bytes.data()}};
+    program.steps = {Linear{.in = 0, .parts = {{.weight = 0, .bias = kNoWeight, .out = 1, .add = kNoSlot}}},
+                     Linear{.in = 2, .parts = {{.weight = 1, .bias = kNoWeight, .out = 3, .add = kNoSlot}}}};
+    const cpu::LookupKernels lookup{[](gguf::Type) { return 4; }, nullptr, nullptr};
+    cpu::Pool pool(1);
+    cpu::WeightMemory memory({.rearranged = true});
+    memory.rearrange(program, lookup, SIZE_MAX, pool, {});
+    for (const Weight &w : program.weights) {
+        CAPTURE(w.name);
+        std::vector<std::byte> expected(cpu::lookup_bytes(w.type, w.rows, w.cols));
+        cpu::write_lookup_tiles(w.type, w.data, w.cols, 0, w.rows, expected.data());
+        REQUIRE(memory.tiles(w) != nullptr);
+        CHECK(std::memcmp(memory.tiles(w), expected.data(), expected.size()) == 0);
+    }
 }
 
 #ifndef __SANITIZE_ADDRESS__  // the sanitizer's mlock() does nothing
