@@ -104,6 +104,14 @@ std::optional<int32_t> gpu_experts(const ModelOptions &options) {
 
 }  // namespace
 
+ModelOptions model_for(ModelOptions model, const GenerationFlags &generation) {
+    // Writing weights in another order takes as long as it saves in about so many tokens.
+    constexpr int64_t kWorthRearranging = 16;
+    const bool few = generation.predict >= 0 && generation.predict < kWorthRearranging;
+    if (model.load_mode == "auto" && few) model.load_mode = "mmap";
+    return model;
+}
+
 decode::EngineOptions engine_options(const ModelOptions &options) {
     if (options.cache.sinks > 0 && options.cache.window == 0) throw UsageError("--sinks needs --window");
     if (!options.tensor_split.empty() && options.split == decode::Split::None)

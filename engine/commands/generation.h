@@ -19,6 +19,9 @@
 
 namespace runnel::commands {
 
+// The model's options, with --load-mode auto as mmap where too few tokens are generated for it to pay.
+ModelOptions model_for(ModelOptions model, const GenerationFlags &generation);
+
 decode::EngineOptions engine_options(const ModelOptions &options);
 // Makes the engine's options, with a progress line for loading, which an interrupt ends. Keeps references to `io` and
 // `stop`.

@@ -32,8 +32,8 @@ static constexpr LookupTile lookup_tile(gguf::Type type) {
     return {0, 0};
 }
 
-// The tiles of a matrix are those of its first 16 rows, from the first columns to the last, then those of the next 16 rows. Bytes of
-// the tiles of 16 rows; 0: such a matrix has no tiles.
+// The tiles of a matrix are those of its first 16 rows, from the first columns to the last, then those of the next 16 rows.
+// Bytes of the tiles of 16 rows; 0: such a matrix has no tiles.
 int64_t lookup_stride(gguf::Type type, int64_t cols);
 // Bytes of all tiles, a multiple of 64.
 size_t lookup_bytes(gguf::Type type, int64_t rows, int64_t cols);

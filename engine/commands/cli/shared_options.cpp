@@ -181,10 +181,10 @@ void add_model_options(OptionTable &table, ModelOptions &o) {
     table
         .add("--load-mode,-lm", "HOW",
              "where the CPU's weights are: mmap (in the mapped file: nothing to load, shared with other "
-             "programs), auto (there, and in Q1_0, Q2_0, PQ2_0 and PTQ1_0 also in memory in an order from "
-             "which "
-             "up to three sequences are decoded faster, if that fits and -n is not below 16), copy (in this "
-             "program's own memory, in pages of 2 MiB), mlock (a copy that is never swapped out), mmap+mlock",
+             "programs), auto (there, and in Q1_0, Q2_0, PQ2_0 and PTQ1_0 also in memory, in an order from "
+             "which up to three sequences are decoded faster, if that fits and -n is not below 16), copy (in "
+             "this program's own memory, in pages of 2 MiB), mlock (a copy that is never swapped out), "
+             "mmap+mlock",
              [&o](const std::string &text) { o.load_mode = load_mode_in(text); })
         .by_default(o.load_mode)
         .rare();

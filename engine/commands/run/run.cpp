@@ -33,16 +33,6 @@ int32_t sequences_of(const RunOptions &options) {
     return std::max({options.samples, options.beams, options.verify_drafts ? 2 : 1});
 }
 
-// Weights in another order (--load-mode auto) take as long to write as they save in about so many tokens.
-constexpr int64_t kWorthRearranging = 16;
-
-ModelOptions model_of(const RunOptions &options) {
-    ModelOptions model = options.model;
-    const int64_t tokens = options.generation.predict;
-    if (model.load_mode == "auto" && tokens >= 0 && tokens < kWorthRearranging) model.load_mode = "mmap";
-    return model;
-}
-
 decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const StopRequest &stop) {
     if (options.samples > 1 && options.beams > 1)
         throw UsageError("--samples and --beams cannot be combined: choose one");
@@ -52,7 +42,7 @@ decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const
     if (logprobs && options.beams > 1) throw UsageError("--beams gives no log-probabilities of tokens");
     if (options.chat.thinking_budget >= 0 && options.beams > 1)
         throw UsageError("--beams cannot be combined with --thinking-budget");
-    decode::EngineOptions engine = engine_options(model_of(options), io, stop);
+    decode::EngineOptions engine = engine_options(options.model, io, stop);
     engine.sequences = sequences_of(options);
     leave_room(engine, options.draft);
     if (options.beams > 1) engine.mtp = decode::Mtp::Off;
@@ -159,7 +149,7 @@ int run(const RunOptions &options, Io &io) {
     std::optional<int32_t> layer;  // for the attention map
     if (options.attention_map) layer = attention_layer(options, engine.model().program);
     if (options.verify_drafts) expect_room_for_two(engine.executor());
-    const auto drafts = drafting(options.draft, model_of(options), engine, options.samples, io, stop);
+    const auto drafts = drafting(options.draft, options.model, engine, options.samples, io, stop);
     base::TraceSpan reading("read prompt");
     const std::string text = gather_prompt(options, io, stop);
     reading.end();

@@ -3,6 +3,7 @@
 
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/generation.h"
 #include "engine/commands/run/escapes.h"
 #include "engine/commands/sandbox/sandbox_option.h"
 #include "engine/commands/stored_prompts.h"
@@ -113,6 +114,7 @@ Command run_command() {
                  {options.stats.file, options.prompt_cache.value_or(""), options.trace.value_or(""),
                   svg_of(options.spec_trace), svg_of(options.attention_map), prompts_output(options.store)}},
                 gpu_wish(options.model, options.draft));
+        options.model = model_for(options.model, options.generation);
         return run(options, io);
     };
     return command;
