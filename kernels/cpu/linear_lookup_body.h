@@ -112,8 +112,8 @@ struct Bytes {
     rows[1] = dot2(interleave_high8(sums.low, sums.high), factors);
 }
 
-// The weights are 2 * bit - 1, or low bit + 2 * high bit - 1. Sums fit: 3 * 248 * 33 < 2^15.
 // Adds the products of a tile to four of the contract's eight partial sums: [register][quad of rows], a sum per part.
+// (A weight is 2 * bit - 1, or low bit + 2 * high bit - 1. The sums fit in 16 bits: 3 * 248 * 33 < 2^15.)
 template <LookupTile shape>
 [[gnu::always_inline]] inline void add_tile(const std::byte *tile, const LookupSums &a,
                                             Floats (&partial)[kRegisters][4]) {

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "engine/commands/generation.h"
 #include "engine/decode/engine.h"
 #include "engine/decode/error.h"
 #include "kernels/cpu/linear.h"
@@ -134,6 +135,20 @@ TEST_CASE("load mode: one-bit weights are rearranged by default, for few sequenc
         CAPTURE(mode);
         CHECK(run(mode).out == got.out);
     }
+}
+
+TEST_CASE("load mode: few tokens do not pay for another order of the weights") {
+    const auto mode = [](const char *given, int64_t predict) {
+        commands::ModelOptions model;
+        if (given) model.load_mode = given;
+        commands::GenerationFlags generation;
+        generation.predict = predict;
+        return commands::model_for(model, generation).load_mode;
+    };
+    CHECK(mode(nullptr, -1) == "auto");
+    CHECK(mode(nullptr, 16) == "auto");
+    CHECK(mode(nullptr, 15) == "mmap");
+    CHECK(mode("copy", 1) == "copy");
 }
 
 TEST_CASE("load mode: an interrupt ends the copying") {
