@@ -2,8 +2,8 @@
 //
 // A dot product spends as much on a weight of one bit as on one of four: it makes a byte of each. Instead, the sixteen sums that
 // four activations can have, each one added or not, are computed once per token; the bits of four weights of a row then are an
-// index into that table, and one instruction looks up 64 indexes. Sixteen indexes share a table, so they must be of the same columns:
-// 16 rows lie side by side, in tiles that are written once. (In the file one row follows the other.)
+// index into that table, and one instruction looks up 64 indexes. Sixteen indexes share a table, so they must be of the same
+// columns: 16 rows lie side by side, in tiles that are written once. (In the file one row follows the other.)
 // Weights of two bits are two such products, of their low and of their high bits; trits (PTQ1_0) become weights of two bits.
 // (The method is known from T-MAC, Wei et al. 2024; these sums are exact, so the bits are those of linear.h.)
 #pragma once
