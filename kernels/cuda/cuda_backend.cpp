@@ -15,6 +15,7 @@
 #include "kernels/cuda/linear/head_runner.h"
 #include "kernels/cuda/linear/linear_launch.h"
 #include "kernels/cuda/linear/quantize.h"
+#include "kernels/cuda/look_ahead.h"
 #include "kernels/cuda/nccl/gathers.h"
 #include "kernels/cuda/nccl/messages.h"
 #include "kernels/cuda/plan.h"
@@ -206,9 +207,11 @@ class CudaBackend final : public Backend {
     std::map<GraphKey, Graph> graphs_;
     GraphKey now_{};                       // of the current part
     int32_t tokens_ = 0, logit_rows_ = 0;  // of the current batch
+    LinearParams::Ahead ahead_;            // of the operation that is being enqueued
     bool shares_ = false;                  // some sequence of the batch has shared cells
     Stream stream_;                        // destroyed before all memory
     Launcher launcher_{stream_, properties_};
+    LookAhead look_ahead_{program_, plan_, weights_, properties_};
     NcclGathers gathers_{{device_, program_, max_tokens_, slots_, exchange_, stream_, launcher_}};
     Messages messages_{gathers_, stream_};
 };
@@ -224,7 +227,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     graphs_.clear();
     expect_memory(memory_need(program_, plan_, cache, max_tokens), free_memory(device_));
     prepare_kernels(cache);
-    experts_ = ExpertRunner(stream_, program_, plan_, max_tokens);
+    experts_ = ExpertRunner(stream_, properties_, program_, plan_, max_tokens);
     heads_ = HeadRunner(program_, plan_, max_tokens);
     logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     weights_ = DeviceWeights(program_, plan_, progress_);
@@ -283,32 +286,33 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(stream_weights_kernel().handle, kStreamShared);
     prepare(join_attention_kernel().handle, 0);
     for (const Op &op : plan_.ops)
-        std::visit(Overloaded{
-                       [&](const LinearOp &matrices) { prepare_linear(matrices.format, max_tokens_); },
-                       [&](const AttentionOp &attention) {
-                           AttentionRunner::prepare(program_, attention.step, cache);
-                       },
-                       [](const Indexer &) { IndexerRunner::prepare(); },
-                       [](const Embed &) {},
-                       [](const Norm &) {},
-                       [](const PrepareOp &) {},
-                       [](const HeadLinear &) {},
-                       [](const CopyOp &) {},
-                       [](const Rotate &) {},
-                       [](const Mix &) {},
-                       [](const StreamWeights &) {},
-                       [](const Lerp &) {},
-                       [](const Rope &) {},
-                       [](const JoinAttention &) {},
-                       [](const ActivateOp &) {},
-                       [](const ExpertsOp &) {},
-                       [](const ShortConv &) {},
-                       [](const SoftPool &) {},
-                       [](const ScanGate &) {},
-                       [](const LinearScan &) {},
-                       [](const SelectiveScan &) {},
-                   },
-                   op);
+        std::visit(
+            Overloaded{
+                [&](const LinearOp &matrices) { prepare_linear(properties_, matrices.format, max_tokens_); },
+                [&](const AttentionOp &attention) {
+                    AttentionRunner::prepare(program_, attention.step, cache);
+                },
+                [](const Indexer &) { IndexerRunner::prepare(); },
+                [](const Embed &) {},
+                [](const Norm &) {},
+                [](const PrepareOp &) {},
+                [](const HeadLinear &) {},
+                [](const CopyOp &) {},
+                [](const Rotate &) {},
+                [](const Mix &) {},
+                [](const StreamWeights &) {},
+                [](const Lerp &) {},
+                [](const Rope &) {},
+                [](const JoinAttention &) {},
+                [](const ActivateOp &) {},
+                [](const ExpertsOp &) {},
+                [](const ShortConv &) {},
+                [](const SoftPool &) {},
+                [](const ScanGate &) {},
+                [](const LinearScan &) {},
+                [](const SelectiveScan &) {},
+            },
+            op);
 }
 
 // --- execute -----------------------------------------------------------------------------------------------
@@ -416,9 +420,16 @@ void CudaBackend::enqueue() {
     const auto index = static_cast<size_t>(now_.part);
     const Program::Part &part = parts_[index];
     hand_over(part.in, false);
-    for (size_t i = index == 0 ? 0 : plan_.part_ends[index - 1]; i < plan_.part_ends[index]; ++i)
+    const bool looks_ahead = tokens_ <= kSmallGroupTokens && launcher_.switches().prefetch;
+    const size_t end = plan_.part_ends[index];
+    for (size_t i = index == 0 ? 0 : plan_.part_ends[index - 1]; i < end; ++i) {
+        ahead_ = looks_ahead ? look_ahead_.first_of(i + 1, end, logit_rows_ > 0) : LinearParams::Ahead{};
         std::visit([&](const auto &op) { enqueue(op); }, plan_.ops[i]);
+    }
+    // The next step begins again.
+    ahead_ = looks_ahead && parts_.size() == 1 ? look_ahead_.first_of(0, end, false) : LinearParams::Ahead{};
     if (logit_rows_ > 0) enqueue_logits(0, std::min(logit_rows_, kLinearTokens));
+    ahead_ = {};
     hand_over(part.out, true);
 }
 
@@ -488,6 +499,7 @@ void CudaBackend::enqueue(const LinearOp &op) {
         if (part.out != kNoSlot) m.out = slot(part.out), m.out_stride = stride(part.out);
     }
     params.tokens = tokens_;
+    params.ahead = ahead_;
     // A row that is quantized as a whole is the work of one thread block. For more than one such row, a separate
     // launch is faster.
     bool prepares = op.prepare.has_value() && tokens_ <= kPreparedTokens;
@@ -509,7 +521,7 @@ void CudaBackend::enqueue(const ExpertsOp &op) {
     experts_.enqueue(
         launcher_, op, weights_,
         {memory(step.in), memory(step.logits), memory(step.add), memory(step.out), memory(step.chosen),
-         op.in.empty() ? Activations{} : quantized(op.in_width, op.buffer), tokens_});
+         op.in.empty() ? Activations{} : quantized(op.in_width, op.buffer), tokens_, ahead_});
 }
 
 void CudaBackend::enqueue(const HeadLinear &op) {
@@ -621,9 +633,10 @@ void CudaBackend::enqueue(const AttentionOp &op) {
 // The batch's logit rows [first, first + count), at most kLinearTokens of them, and their top-k if requested.
 void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
     const Logits &step = *plan_.logits;
-    logits_.enqueue(launcher_, weights_,
-                    {slot(step.in), stride(step.in), input_.logit_rows(), quantized(width(step.in), 0)},
-                    first, count);
+    logits_.enqueue(
+        launcher_, weights_,
+        {slot(step.in), stride(step.in), input_.logit_rows(), quantized(width(step.in), 0), ahead_}, first,
+        count);
     if (now_.candidates > 0)
         logits_.enqueue_candidates(launcher_, first, count, now_.candidates, now_.masked);
 }

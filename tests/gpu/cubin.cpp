@@ -116,8 +116,10 @@ int64_t branch_target(const MachineCode &code, size_t i) {
 
 MachineCode read_code(const Elf &elf, const Elf64_Shdr &section) {
     MachineCode code;
-    for (size_t i = 0; i < section.sh_size; i += kInstructionBytes)
+    for (size_t i = 0; i < section.sh_size; i += kInstructionBytes) {
         code.words.push_back(elf.at<uint64_t>(section.sh_offset + i));
+        code.controls.push_back(elf.at<uint64_t>(section.sh_offset + i + sizeof(uint64_t)));
+    }
     // Kernels end in a branch to itself, which shows how branches are encoded.
     for (size_t i = code.words.size(); i-- > 0;)
         if (code.opcode(i) == kBranch) {

@@ -23,12 +23,12 @@ struct TableRow {
     KernelCode code;
 };
 
-// The instructions of a kernel: the first word of each.
+// The instructions of a kernel: the first word of each, and the second, which has how it is scheduled (model/schedule.h).
 struct MachineCode {
     int arch = 0;
     std::string name;
     int registers = 0;
-    std::vector<uint64_t> words;
+    std::vector<uint64_t> words, controls;
     bool split_offsets = false;  // a branch's offset has its low byte elsewhere (sm_90 and later, nvcc 13)
 
     uint64_t opcode(size_t i) const { return words[i] & 0xfffu; }

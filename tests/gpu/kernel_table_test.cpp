@@ -60,7 +60,8 @@ TEST_CASE("cuda code: no local memory, and no kernel larger than the table says"
     const std::vector<tests::TableRow> rows = tests::read_build(build());
     if (rows.empty())
         return testing::skip("the machine code is compressed: build with INSPECT=--no-compress");
-    for (const char *name : {"Embed", "Linear<(TileFormat)12, 1, false>", "AttentionDecode<128, false>"})
+    for (const char *name :
+         {"Embed", "Linear<(TileFormat)12, 1, false, true>", "AttentionDecode<128, false>"})
         CHECK(std::ranges::any_of(rows, [&](const tests::TableRow &row) { return row.code.name == name; }));
     std::set<int> listed;  // architectures
     for (const auto &[key, code] : table) listed.insert(key.first);
@@ -112,7 +113,7 @@ TEST_CASE(
     constexpr int kSteps = 4096 / 512;
     for (const Budget &budget : kBudgets) {
         const std::string name =
-            "Linear<(TileFormat)" + std::to_string(static_cast<int>(budget.format)) + ", 1, false>";
+            "Linear<(TileFormat)" + std::to_string(static_cast<int>(budget.format)) + ", 1, false, true>";
         CAPTURE(name);
         const auto row = table.find({90, name});
         REQUIRE(row != table.end());

@@ -22,7 +22,7 @@ using namespace runnel::tests::device;
 namespace {
 
 const bool kNoText = std::getenv("RUNNEL_PTX") == nullptr;
-const char *const kSoftcap = "Softcap", *const kLinear = "Linear<(TileFormat)14, 1, false>";
+const char *const kSoftcap = "Softcap", *const kLinear = "Linear<(TileFormat)14, 1, false, true>";
 
 // The PTX file of a kernel with every match of the pattern replaced.
 std::string changed(const std::string &kernel, const std::string &pattern, const std::string &by) {
@@ -69,7 +69,9 @@ void run_linear() {
     LinearParams p = params_for(input, 2);
     p.matrices = 1;
     p.matrix[0] = {matrix.tiles.data(), nullptr, nullptr, out.as<float>(), 0, 21, 21};
-    simt::run_kernel(stream, linear_kernel(TileFormat::Q6_K, 2), {2, linear_shared(TileFormat::Q6_K, 2)}, p);
+    constexpr LinearVersion kVersion{.tokens = 2, .staged = true};
+    simt::run_kernel(stream, linear_kernel(TileFormat::Q6_K, kVersion),
+                     {2, linear_shared(TileFormat::Q6_K, kVersion, p)}, p);
     stream.wait();
 }
 

@@ -323,6 +323,7 @@ void on_prefetch(const void *p, size_t bytes) {
     Launch &launch = *Launch::current();
     const GlobalBytes at = global_range(launch, p, bytes);
     if (at.region.kind != Region::Weights) expect_waited(launch, at.region, "prefetches");
+    at.region.traffic.fetched += bytes;
 }
 
 }  // namespace runnel::simt

@@ -173,6 +173,15 @@ uint2 ld64(const void *p) {
 void st64(void *p, uint2 v) {
     store(p, v);
 }
+uint32_t shared_address(const void *p) {
+    return static_cast<uint32_t>(static_cast<const std::byte *>(p) - launch().shared());
+}
+uint4 lds128(uint32_t address) {
+    return load<uint4>(launch().shared() + address, simt::Load::Plain);
+}
+uint32_t lds32(uint32_t address) {
+    return load<uint32_t>(launch().shared() + address, simt::Load::Plain);
+}
 
 static void arrive(const simt::AsyncCopy &copy) {
     if (copy.from)

@@ -107,6 +107,7 @@ DeviceProperties properties(int device) {
             now.multiprocessors,
             now.memory_at(device),
             now.shared_per_block,
+            now.shared_per_multiprocessor,
             size_t{32} << 20,
             now.bandwidth_of.empty() ? 0 : now.bandwidth_of.at(static_cast<size_t>(device))};
 }

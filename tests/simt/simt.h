@@ -52,6 +52,7 @@ struct Settings {
     int multiprocessors = 3;  // in DeviceProperties
     int resident_blocks = 2;  // of every kernel per multiprocessor
     size_t shared_per_block = 99 << 10;
+    size_t shared_per_multiprocessor = 100 << 10;
     size_t memory = size_t{1} << 30;   // bytes that can be allocated on each device
     std::vector<size_t> memory_of;     // by device, in place of `memory`; empty: all have that
     std::vector<double> bandwidth_of;  // by device: of its memory; empty: unknown
@@ -85,9 +86,10 @@ struct Traffic {
     uint64_t streamed = 0;  // by ldg*_stream
     uint64_t read = 0;      // by any other load, cp_async16 included
     uint64_t written = 0;
+    uint64_t fetched = 0;  // by prefetch_l2()
     bool operator==(const Traffic &) const = default;
     Traffic &operator+=(const Traffic &more) {
-        streamed += more.streamed, read += more.read, written += more.written;
+        streamed += more.streamed, read += more.read, written += more.written, fetched += more.fetched;
         return *this;
     }
 };

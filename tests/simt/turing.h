@@ -10,7 +10,7 @@ class Turing {
   public:
     Turing() : before_(settings()) {
         settings().major = 7, settings().minor = 5;
-        settings().shared_per_block = size_t{64} << 10;
+        settings().shared_per_block = settings().shared_per_multiprocessor = size_t{64} << 10;
     }
     ~Turing() { settings() = before_; }
     Turing(const Turing &) = delete;

@@ -119,7 +119,8 @@ class Judge {
         const std::string without = " Until then: --device cpu.";
         // The names of the parts are those of kernels/cuda/runtime/switches.h.
         const std::string halves =
-            " RUNNEL_CUDA_OFF=pdl,graphs,prefetch,carveout,peer,trigger,nccl disables parts of the GPU's "
+            " RUNNEL_CUDA_OFF=pdl,graphs,prefetch,staging,carveout,peer,trigger,nccl disables parts of the "
+            "GPU's "
             "work, each by its name: find the one that makes the difference.";
         if (has(Verdict::Unstable))
             return {"gpu",

@@ -66,7 +66,8 @@ size_t ExpertRunner::bytes(const Program &program, const Plan &plan, int32_t max
                                (s.hidden + s.results) * 4 + s.packed + 8);
 }
 
-ExpertRunner::ExpertRunner(Stream &stream, const Program &program, const Plan &plan, int32_t max_tokens)
+ExpertRunner::ExpertRunner(Stream &stream, const DeviceProperties &device, const Program &program,
+                           const Plan &plan, int32_t max_tokens)
     : places_(stream, program, plan) {
     const Sizes s = sizes(plan, max_tokens);
     if (s.rows == 0) return;
@@ -88,8 +89,8 @@ ExpertRunner::ExpertRunner(Stream &stream, const Program &program, const Plan &p
     prepare(combine_kernel().handle, 0);
     for (const Op &op : plan.ops)
         if (const auto *experts = std::get_if<ExpertsOp>(&op)) {
-            for (const ExpertsOp::In &in : experts->in) prepare_experts(in.format, max_tokens);
-            if (experts->step.down != kNoWeight) prepare_experts(experts->down, max_tokens);
+            for (const ExpertsOp::In &in : experts->in) prepare_experts(device, in.format, max_tokens);
+            if (experts->step.down != kNoWeight) prepare_experts(device, experts->down, max_tokens);
         }
 }
 
@@ -112,7 +113,7 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
         if (!routed_at_once) group_rows(launcher, op, weights, rows, round);
         if (!op.in.empty()) gate_and_up(launcher, op, weights, operands, groups);
         if (step.down == kNoWeight) return write_hidden(launcher, op, operands, rows);
-        down(launcher, op, weights, operands, groups);
+        down(launcher, op, weights, operands, groups, round + 1 == rounds);
     }
     const auto width = static_cast<int32_t>(op.out_width);
     launcher.run(combine_kernel(), (int64_t{operands.tokens} * width + 255) / 256, 0,
@@ -191,6 +192,7 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
         p.x_stride = operands.in.stride;
         p.gate = op.fused ? LinearGate::Silu : LinearGate::None;
         p.sources = sources_.as<const int32_t>();
+        if (op.places == 0) p.x_rows = operands.tokens;
         if (step.weights_on_input || op.scaled)
             p.row_weights = (in.of_up ? up_weights_ : gate_weights_).as<const float>();
         for (const ExpertsOp::Part &part : in.parts) {
@@ -221,12 +223,13 @@ void ExpertRunner::write_hidden(Launcher &launcher, const ExpertsOp &op, const O
 }
 
 void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
-                        const Operands &operands, const ExpertRows &rows) {
+                        const Operands &operands, const ExpertRows &rows, bool last) {
     const bool given = op.in.empty();  // h is the input, one row for each pair
     const float *hidden = given ? operands.in.data : hidden_.as<const float>();
     const int64_t stride = given ? op.width : stride_of(2 * op.width);
     LinearParams p = linear_params(op.width);
     if (given) p.sources = sources_.as<const int32_t>();
+    if (op.places == 0) p.x_rows = rows.rows;
     if (const ActivationForms forms = forms_of(op.down); forms.any()) {
         p.x = place_activations(packed_.data(), op.width, rows.rows, forms);
         launcher.run_exactly(quantize_kernel(), rows.rows, kQuantizeShared,
@@ -240,6 +243,7 @@ void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWei
     p.matrix[0].rows = static_cast<int32_t>(op.out_width);
     p.matrix[0].out = results_.as<float>();
     p.matrix[0].out_stride = stride_of(op.out_width);
+    if (last) p.ahead = operands.ahead;
     launch_experts(launcher, p, op.down, rows);
 }
 

@@ -19,7 +19,8 @@ class ExpertRunner {
   public:
     ExpertRunner() = default;
     // Allocates memory for batches of `max_tokens` tokens and loads the kernels; nothing if the plan has no experts.
-    ExpertRunner(Stream &stream, const Program &program, const Plan &plan, int32_t max_tokens);
+    ExpertRunner(Stream &stream, const DeviceProperties &device, const Program &program, const Plan &plan,
+                 int32_t max_tokens);
 
     // Bytes that the constructor will allocate.
     static size_t bytes(const Program &program, const Plan &plan, int32_t max_tokens);
@@ -30,6 +31,7 @@ class ExpertRunner {
         SlotMemory in, logits, add, out, chosen;
         Activations input;
         int32_t tokens;
+        LinearParams::Ahead ahead;  // for the last launch of `down`, if the step has it
     };
     void enqueue(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                  const Operands &operands);
@@ -51,8 +53,9 @@ class ExpertRunner {
     void gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                      const Operands &operands, const ExpertRows &rows);
     void write_hidden(Launcher &launcher, const ExpertsOp &op, const Operands &operands, int32_t rows);
+    // last: of the rounds.
     void down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights, const Operands &operands,
-              const ExpertRows &rows);
+              const ExpertRows &rows, bool last);
 
     DeviceMemory chosen_, weights_;           // [pair]
     DeviceMemory sources_, rows_;             // [row]: of the input that it reads; [pair]

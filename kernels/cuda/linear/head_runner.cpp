@@ -47,7 +47,7 @@ HeadRunner::HeadRunner(const Program &program, const Plan &plan, int32_t max_tok
         pieces_ = DeviceMemory(pieces, "heads");
     for_heads(program, plan, [&](const HeadLinear &, const Weight &weight) {
         const TileFormat format = tile_format(weight.type);
-        prepare_experts(format, max_tokens);
+        prepare_heads(format, max_tokens);
         if (forms_of(format).any())
             prepare(quantize_pieces_kernel().handle, 0);
         else

@@ -7,30 +7,36 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-Kernel<LinearParams> kernel_for(TileFormat format, int tokens, bool grouped) {
-    return with_format(format, [&](auto f) {
-        constexpr TileFormat kFormat = decltype(f)::value;
-        if constexpr (is_apart(kFormat))
-            return linear_codebooks_kernel(kFormat, tokens, grouped);
-        else
-            return for_format<kFormat>(tokens, grouped);
-    });
+template <int kGroups>
+constexpr size_t shared_of(int slots) {
+    return slots == 1 ? sizeof(LinearShared<kGroups, 1>) : sizeof(LinearShared<kGroups, 4 / kGroups>);
 }
 
 }  // namespace
 
-Kernel<LinearParams> linear_kernel(TileFormat format, int tokens) {
-    return kernel_for(format, tokens, false);
-}
-Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens) {
-    return kernel_for(format, tokens, true);
+Kernel<LinearParams> linear_kernel(TileFormat format, LinearVersion version) {
+    return with_format(format, [&](auto f) {
+        constexpr TileFormat kFormat = decltype(f)::value;
+        if constexpr (is_apart(kFormat))
+            return linear_codebooks_kernel(kFormat, version);
+        else
+            return for_format<kFormat>(version);
+    });
 }
 
-size_t linear_shared(TileFormat format, int tokens) {
-    const size_t book = sizeof(uint32_t) * static_cast<size_t>(book_words(format));
-    if (tokens <= kGroupTokens) return sizeof(LinearShared<1>) + book;
-    if (tokens <= 2 * kGroupTokens) return sizeof(LinearShared<2>) + book;
-    return sizeof(LinearShared<4>) + book;
+size_t linear_shared(TileFormat format, LinearVersion version, const LinearParams &params) {
+    const int groups = version.tokens <= kGroupTokens                          ? 1
+                       : version.grouped || version.tokens <= 2 * kGroupTokens ? 2
+                                                                               : 4;
+    const int slots = slots_of(format, groups, version.grouped, version.staged);
+    const size_t fixed = (groups == 1   ? shared_of<1>(slots)
+                          : groups == 2 ? shared_of<2>(slots)
+                                        : shared_of<4>(slots)) +
+                         sizeof(uint32_t) * static_cast<size_t>(book_words(format));
+    if (!version.staged) return fixed;
+    return (fixed + 15) / 16 * 16 + staged_bytes(format, params.cols,
+                                                 version.grouped ? params.x_rows : params.tokens,
+                                                 version.grouped ? params.tokens : 0);
 }
 
 int64_t linear_blocks(const LinearParams &params, int64_t groups) {

@@ -80,6 +80,7 @@ struct LinearParams {
     const int32_t *group_count;
     const int32_t *sources;    // [row of the groups]: the row of x that it reads; null: the same row
     const float *row_weights;  // [rows] or null
+    int32_t x_rows = 0;  // rows of x, where the launch chooses by it whether they are copied to shared memory
     int32_t heads = 1;
     int64_t x_skip = 0;
     // A row has column_ranges(range_blocks) ranges: the number of its blocks; or 1 if it is a range of a longer row, as only
@@ -91,7 +92,15 @@ struct LinearParams {
     // row prepares it. prepare.out is not x, which other blocks still read.
     QuantizeParams prepare{};
     uint32_t *arrivals = nullptr;  // one per group of 256 rows: zero before and after a launch
-    int32_t late_trigger = 0;      // not 0: grid_dep_trigger() at the end, for comparisons (switches.h)
+    // Weights that a later launch reads first (look_ahead.h): each block fetches its share of them into L2 when it is done.
+    // 16-byte aligned; bytes: a multiple of 16, below 4 GB. (Only by versions with their input in shared memory.)
+    struct Ahead {
+        struct Part {
+            const std::byte *weights;
+            int64_t bytes;
+        } part[2] = {};
+    } ahead;
+    int32_t late_trigger = 0;  // not 0: grid_dep_trigger() at the end, for comparisons (switches.h)
 };
 
 // For matrices of so many columns, with the ranges that one device has.
@@ -107,21 +116,28 @@ constexpr ActivationForms forms_of(TileFormat format) {
     return {!is_float(format) && !is_half(format), is_half(format)};
 }
 
-// The kernel for a format and a number of tokens (1..kLinearTokens), and its bytes of shared memory.
-Kernel<LinearParams> linear_kernel(TileFormat format, int tokens);
-size_t linear_shared(TileFormat format, int tokens);
+// A version of the kernel: for launches of up to `tokens` tokens (1..kLinearTokens), or for groups of up to so many
+// (1..kLinearGroupTokens): experts, or heads, each with any number of tokens in slices of kLinearGroupTokens; `groups` is
+// null for heads. staged: with its input in shared memory (staged_activations.h); see can_stage().
+struct LinearVersion {
+    int tokens;
+    bool grouped = false, staged = false;
+};
+Kernel<LinearParams> linear_kernel(TileFormat format, LinearVersion version);
+// Its bytes of shared memory for a launch.
+size_t linear_shared(TileFormat format, LinearVersion version, const LinearParams &params);
 
-// The kernel for groups of up to `tokens` tokens (1..kLinearGroupTokens): experts, or heads,
-// each with any number of tokens in slices of kLinearGroupTokens; `groups` is null for heads.
-// Shared memory: linear_shared().
-Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens);
+// Whether there is a staged version. (Of groups for lists of experts, not for heads.)
+constexpr bool can_stage(TileFormat format, int tokens) {
+    return tokens <= kSmallGroupTokens && !is_float(format);
+}
 
 // The formats with codebooks, and NVFP4: their kernels are in separate files.
 constexpr bool is_apart(TileFormat format) {
     return has_codebook(format) || format == TileFormat::NVFP4;
 }
-// linear_kernel(), or if `grouped` linear_groups_kernel(), for these formats (linear_codebooks.cu).
-Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, int tokens, bool grouped);
+// linear_kernel() for these formats (linear_codebooks.cu).
+Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, LinearVersion version);
 
 // The number of blocks with work, with up to `groups` groups: the largest useful grid. Results
 // do not depend on the grid.

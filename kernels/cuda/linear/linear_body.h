@@ -11,8 +11,8 @@
 // counts its tiles after it has done them all, so the loop is unaffected and no block waits for
 // another.
 //
-// Bytes: each weight once, 16 bytes per lane and load; activations 2 n per column and multiprocessor;
-// outputs 4 n per row.
+// Bytes: each weight once, 16 bytes per lane and load; activations 2 n per column and multiprocessor, or, where they are
+// copied into shared memory (staged_activations.h), per block; outputs 4 n per row.
 #pragma once
 
 #include <type_traits>
@@ -30,24 +30,33 @@ constexpr int kWarps = kLinearThreads / 32;
 constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a group of 256 outputs
 
 // The tiles of a team between two barriers of the block. With a barrier after each tile, warps of an H200 waited there a
-// fifth of their time (Q4_K, gate and up of 8B). Four slots of up to four tokens take 16 KB.
-constexpr int slots_of(int groups) {
-    return 4 / groups;
+// fifth of their time (Q4_K, gate and up of 8B). Four slots of up to four tokens take 16 KB. Kernels that would spill a
+// register have one slot. (Those of Q6_K have most of their weights in matrices with a tile per block.)
+constexpr int slots_of(TileFormat format, int groups, bool grouped, bool staged) {
+    const bool one =
+        groups == 1 && (format == TileFormat::Q6_K || format == TileFormat::IQ4_XS ||
+                        (!grouped && (format == TileFormat::Q5_1 || format == TileFormat::Q2_K)));
+    const bool staged_one = staged && grouped && format == TileFormat::Q5_K;
+    return one || staged_one ? 1 : 4 / groups;
 }
 
-template <int kGroups>
+template <int kGroups, int kSlots>
 struct LinearShared {
     // Of a slot: [0]: the gate or the only matrix, [1]: up
-    float partial[slots_of(kGroups)][2][kWarps][kGroupTokens * kGroups][kTileRows];
+    float partial[kSlots][2][kWarps][kGroupTokens * kGroups][kTileRows];
     // For LinearParams::prepare: the groups of 256 outputs that the team's tiles completed.
     int32_t complete[kWarps][32], complete_count[kWarps];
     QuantizeShared quantize;
 };
 
-template <int kGroups, int kWords>
-struct LinearBookShared : LinearShared<kGroups> {
+template <int kGroups, int kSlots, int kWords>
+struct LinearBookShared : LinearShared<kGroups, kSlots> {
     uint32_t book[kWords];
 };
+
+// Where the copies of activations begin, after the struct.
+template <class Shared>
+inline constexpr size_t kStagedAt = (sizeof(Shared) + 15) / 16 * 16;
 
 // A team's unit and, if there are several, the slot of its sums, packed into one register, because none is to spare.
 template <bool kHasSlots>
@@ -67,24 +76,33 @@ struct Unit {
     TokenGroup group;
 };
 
-// Units that share weights are adjacent. groups: groups_of(), or 1 without groups.
-template <int kTokens, bool kGrouped>
-DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
+// Units that share weights are adjacent. groups: groups_of(), or 1 without groups. group_of(i): group number i.
+// kStaged: a version that waits for the rows of no matrix, for which the other kernels have no registers.
+template <bool kGrouped, bool kStaged, class GroupOf>
+DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit, const GroupOf &group_of) {
     int32_t tile = kGrouped ? unit / groups : unit;
-    const TokenGroup group = kGrouped ? group_at(p, kTokens, unit % groups) : TokenGroup{0, 0, p.tokens};
+    const TokenGroup group = kGrouped ? group_of(unit % groups) : TokenGroup{0, 0, p.tokens};
     int matrix = 0;
-    while (p.gate == LinearGate::None && tile >= row_tiles(p.matrix[matrix].rows))
-        tile -= static_cast<int32_t>(row_tiles(p.matrix[matrix++].rows));
+    if constexpr (kStaged) {
+#pragma unroll
+        for (int i = 0; i + 1 < kLinearMatrices; ++i)
+            if (const int32_t tiles = row_tiles32(p.matrix[i].rows);
+                p.gate == LinearGate::None && matrix == i && tile >= tiles)
+                tile -= tiles, ++matrix;
+    } else {
+        while (p.gate == LinearGate::None && tile >= row_tiles(p.matrix[matrix].rows))
+            tile -= static_cast<int32_t>(row_tiles(p.matrix[matrix++].rows));
+    }
     return {matrix, tile, group};
 }
 
 // Two blocks of 256 threads leave 128 registers to each thread, too few to unpack scales while
 // keeping several products.
-constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
+constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped, bool staged) {
     if (is_half(format)) return 2;
     if (groups == 1) {
         const bool wide = format == TileFormat::IQ4_XS || format == TileFormat::Q6_K || has_pairs(format);
-        return grouped && wide ? 1 : 2;
+        return grouped && !staged && wide ? 1 : 2;
     }
     if (groups == 2 && has_codebook(format))
         return format == TileFormat::IQ1 || format == TileFormat::IQ2_S ? 1 : 2;
@@ -94,28 +112,47 @@ constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grou
 }
 
 // kGrouped: several groups of tokens (experts, heads or slices of a batch); otherwise the
-// launch's tokens are one group.
-template <TileFormat F, int kGroups, bool kGrouped>
+// launch's tokens are one group. kStaged: the input is in shared memory (staged_activations.h), which must hold it behind
+// the struct; for up to four tokens, and with groups only those of lists (LinearParams::groups).
+template <TileFormat F, int kGroups, bool kGrouped, bool kStaged>
 struct Linear {
+    static_assert(!kStaged || (kGroups == 1 && !is_float(F)));
     using Params = LinearParams;
     static constexpr const char *kName = "linear";
-    static constexpr int kThreads = kLinearThreads, kBlocks = blocks_per_multiprocessor(F, kGroups, kGrouped);
-    using Shared =
-        std::conditional_t<has_codebook(F), LinearBookShared<kGroups, book_words(F)>, LinearShared<kGroups>>;
+    static constexpr int kThreads = kLinearThreads,
+                         kBlocks = blocks_per_multiprocessor(F, kGroups, kGrouped, kStaged);
+    static constexpr int kSlots = slots_of(F, kGroups, kGrouped, kStaged);
+    using Shared = std::conditional_t<has_codebook(F), LinearBookShared<kGroups, kSlots, book_words(F)>,
+                                      LinearShared<kGroups, kSlots>>;
     static constexpr int kTokens = kGroupTokens * kGroups;
-    // (Kernels that would spill a register have one slot. Those of Q6_K have most of their weights in matrices with a
-    // tile per block.)
-    static constexpr bool kOneSlot =
-        kGroups == 1 && (F == TileFormat::Q6_K || F == TileFormat::IQ4_XS ||
-                         (!kGrouped && (F == TileFormat::Q5_1 || F == TileFormat::Q2_K)));
-    static constexpr int kSlots = kOneSlot ? 1 : slots_of(kGroups);
-    static constexpr bool kShort = short_of_registers(F, kGroups, kGrouped);
+    static constexpr bool kShort =
+        short_of_registers(F, kGroups, kGrouped) || (kStaged && F == TileFormat::Q4_K);
 
-    static DEVICE Unit unit_at(const Params &p, int32_t groups, int32_t unit) {
-        return unit_of<kTokens, kGrouped>(p, groups, unit);
+    static DEVICE StagedInput<F, kGrouped> staged(const Params &p, Shared &shared) {
+        return {p, reinterpret_cast<std::byte *>(&shared) + kStagedAt<Shared>};
+    }
+
+    // In front of the copy of the groups.
+    static DEVICE Unit first_unit(const Params &p, int32_t groups, int32_t unit) {
+        return unit_of<kGrouped, kStaged>(p, groups, unit,
+                                          [&](int32_t index) { return group_at(p, kTokens, index); });
+    }
+    static DEVICE Unit unit_at(const Params &p, Shared &shared, int32_t groups, int32_t unit) {
+        if constexpr (kStaged && kGrouped)
+            return unit_of<kGrouped, kStaged>(
+                p, groups, unit, [&](int32_t index) { return staged(p, shared).group_at(index); });
+        else
+            return first_unit(p, groups, unit);
     }
     static DEVICE const std::byte *tile_of(const Params &p, int matrix, const Unit &unit) {
-        return tile_bytes(p, F, matrix, unit.tile, kGrouped ? unit.group.expert : 0);
+        const int32_t expert = kGrouped ? unit.group.expert : 0;
+        if constexpr (kStaged) {
+            const LinearMatrix &m = p.matrix[matrix];
+            const int32_t cols = kShort ? computed_anew(p.cols) : p.cols;
+            return m.tiles + int64_t{expert * row_tiles32(m.rows) + unit.tile} * row_tile_bytes32(F, cols);
+        } else {
+            return tile_bytes(p, F, matrix, unit.tile, expert);
+        }
     }
 
     // A warp's state between tiles: its range of blocks, and the registers into which the next tile's
@@ -135,7 +172,7 @@ struct Linear {
         }
         DEVICE NextBlock first_block(const Params &p, const std::byte *start) const {
             const int32_t begin = kShort && kGroups == 1 ? computed_anew(range.begin) : range.begin;
-            return {start, start == nullptr ? 0 : chunks_at(p.cols, begin)};
+            return {start, start == nullptr ? 0 : chunks_of<F, kStaged>(p.cols, begin)};
         }
         // Starts the load of the warp's first block.
         DEVICE void begin(const Params &p, const std::byte *start) {
@@ -147,13 +184,13 @@ struct Linear {
     };
 
     // A lane's input for a group of tokens.
-    static DEVICE auto input_of(const Params &p, TokenGroup group) {
+    static DEVICE auto input_of(const Params &p, Shared &shared, TokenGroup group) {
         if constexpr (is_float(F))
             return group;
-        else if constexpr (is_half(F))
-            return LaneTokens<kGroups, kGrouped>(p, group);
+        else if constexpr (kStaged)
+            return StagedLane<F>(staged(p, shared), group);
         else
-            return LaneActivations<kGroups, kGrouped>(p, group);
+            return LaneActivations<F, kGroups, kGrouped>(p, group);
     }
 
     // Multiplies the warp's range of one row tile. input: input_of(); start: start_of(); after: that of the tile
@@ -164,8 +201,8 @@ struct Linear {
         if constexpr (is_float(F))
             multiply_float_range<kGroups, kGrouped>(p, input, start, warp.range, sums);
         else if constexpr (is_half(F))
-            multiply_half_range<F, kGroups, kGrouped>(p, input, start, warp.range, warp.first_chunk(after),
-                                                      warp.main.main, sums);
+            multiply_half_range<F, kGroups>(p, input, start, warp.range, warp.first_chunk(after),
+                                            warp.main.main, sums);
         else
             multiply_range<F, kGroups, kGrouped>(p, input, start, warp.range, warp.first_block(p, after),
                                                  warp.book, warp.main, warp.side, sums);
@@ -209,12 +246,12 @@ struct Linear {
 
     // Writes the outputs of the team's units `unit`, `unit` + `step`, ..., one per slot. The team's warps share the
     // slots, or a slot its warps.
-    static DEVICE void finish_slots(const Params &p, const Shared &shared, int warps, int32_t groups,
-                                    int slots, int32_t unit, int32_t step, int32_t units) {
+    static DEVICE void finish_slots(const Params &p, Shared &shared, int warps, int32_t groups, int slots,
+                                    int32_t unit, int32_t step, int32_t units) {
         if constexpr (kSlots == 1) {
             const int first_warp = warp_index() & -warps;
             if (unit < units)
-                finish(p, shared.partial[0], unit_at(p, groups, unit), first_warp, warps,
+                finish(p, shared.partial[0], unit_at(p, shared, groups, unit), first_warp, warps,
                        thread_index() - 32 * first_warp, 32 * warps);
         } else {
             const int warp = warp_index() % warps, first_warp = warp_index() - warp;
@@ -224,7 +261,7 @@ struct Linear {
             for (int slot = warp >> shift; slot < slots; slot += warps >> shift) {
                 const int32_t at = unit + slot * step;
                 if (at < units)
-                    finish(p, shared.partial[slot], unit_at(p, groups, at), first_warp, warps,
+                    finish(p, shared.partial[slot], unit_at(p, shared, groups, at), first_warp, warps,
                            warp % sharing * 32 + lane_index(), 32 * sharing);
             }
         }
@@ -278,6 +315,20 @@ struct Linear {
                         bytes - at < kBytes ? bytes - at : kBytes);
     }
 
+    // Fetches the block's share of LinearParams::ahead into L2.
+    static DEVICE void fetch_ahead(const Params &p) {
+        constexpr uint32_t kPiece = 4096;
+        const auto first = kPiece * static_cast<uint32_t>(warp_index() * block_count() + block_index()),
+                   step = kPiece * static_cast<uint32_t>(kWarps * block_count());
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const auto bytes = static_cast<uint32_t>(p.ahead.part[i].bytes);
+#pragma unroll 1
+            for (uint32_t at = first; at < bytes; at += step)
+                prefetch_l2_by_warp(p.ahead.part[i].weights + at, bytes - at < kPiece ? bytes - at : kPiece);
+        }
+    }
+
     static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
         // Recomputed here, so that nothing is kept in registers across the loop.
         const int warp = kShort ? computed_anew(warp_index()) : warp_index();
@@ -301,14 +352,14 @@ struct Linear {
         if (kGrouped && p.groups != nullptr) grid_dep_wait();  // a previous kernel writes the groups
         const int32_t groups = kGrouped ? groups_of(p, kTokens) : 1, units = tiles_of(p) * groups;
         Warp warp;
-        warp.range = range_of(blocks, warps, warp_index() % warps);
-        const auto tile_at = [&](int32_t index) -> const std::byte * {
-            if (index >= units) return nullptr;
-            const Unit u = unit_at(p, groups, index);
-            return warp.start_of(tile_of(p, u.matrix, u));
+        warp.range = (kStaged ? shifted_range_of : range_of)(blocks, warps, warp_index() % warps);
+        const auto start_of = [&](const Unit &u) { return warp.start_of(tile_of(p, u.matrix, u)); };
+        const auto tile_at = [&](int32_t index) {
+            return index < units ? start_of(unit_at(p, shared, groups, index)) : nullptr;
         };
         Place<(kSlots > 1)> place{block_index() * teams + warp_index() / warps};
-        const std::byte *tile = tile_at(place.unit());
+        const std::byte *tile =
+            place.unit() < units ? start_of(first_unit(p, groups, place.unit())) : nullptr;
         if (tile != nullptr) warp.begin(p, tile);
         if constexpr (has_codebook(F)) {
             fill_book(F, shared.book);
@@ -321,12 +372,14 @@ struct Linear {
         const auto step = [&] { return block_count() * (kShort ? computed_anew(teams) : teams); };
         // The same for all warps of the block.
         const auto has_units = [&] { return (place.unit() & -teams) < units; };
+        if constexpr (kStaged)
+            if (has_units()) staged(p, shared).fill(groups);
         while (has_units()) {
 #pragma unroll 1
             do {
                 const std::byte *next = tile_at(place.unit() + step());
                 if (tile != nullptr) {
-                    const auto input = input_of(p, unit_at(p, groups, place.unit()).group);
+                    const auto input = input_of(p, shared, unit_at(p, shared, groups, place.unit()).group);
                     // With a gate, the tile of `up` comes in between. It lies in its matrix where the gate's does.
                     const bool gate = p.gate != LinearGate::None;
                     const std::byte *after = gate ? p.matrix[1].tiles + (tile - p.matrix[0].tiles) : next;
@@ -351,26 +404,24 @@ struct Linear {
             finish_slots(p, shared, warps, groups, slots, place.unit() - slots * step(), step(), units);
             block_sync();
         }
+        if constexpr (kStaged) fetch_ahead(p);
         if constexpr (!kGrouped && kTokens <= kPreparedTokens)
             if (p.prepare.x != nullptr) prepare_outputs(p, shared, warps, units);
         if (p.late_trigger) grid_dep_trigger();
     }
 };
 
-template <TileFormat F>
-Kernel<LinearParams> for_tokens(int tokens) {
-    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1, false>>();
-    if (tokens <= 2 * kGroupTokens) return kernel_of<Linear<F, 2, false>>();
-    return kernel_of<Linear<F, 4, false>>();
+template <TileFormat F, bool kGrouped>
+Kernel<LinearParams> kernel_of_version(LinearVersion v) {
+    if (v.tokens <= kGroupTokens)
+        return v.staged ? kernel_of<Linear<F, 1, kGrouped, !is_float(F)>>()
+                        : kernel_of<Linear<F, 1, kGrouped, false>>();
+    if (kGrouped || v.tokens <= 2 * kGroupTokens) return kernel_of<Linear<F, 2, kGrouped, false>>();
+    return kernel_of<Linear<F, kGrouped ? 2 : 4, kGrouped, false>>();
 }
 template <TileFormat F>
-Kernel<LinearParams> for_groups_of(int tokens) {
-    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1, true>>();
-    return kernel_of<Linear<F, kLinearGroupTokens / kGroupTokens, true>>();
-}
-template <TileFormat F>
-Kernel<LinearParams> for_format(int tokens, bool grouped) {
-    return grouped ? for_groups_of<F>(tokens) : for_tokens<F>(tokens);
+Kernel<LinearParams> for_format(LinearVersion v) {
+    return v.grouped ? kernel_of_version<F, true>(v) : kernel_of_version<F, false>(v);
 }
 
 }  // namespace

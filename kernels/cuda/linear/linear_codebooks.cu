@@ -8,11 +8,11 @@
 
 namespace runnel::kernels::cuda {
 
-Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, int tokens, bool grouped) {
+Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, LinearVersion version) {
     return with_format(format, [&](auto f) -> Kernel<LinearParams> {
         constexpr TileFormat kFormat = decltype(f)::value;
         if constexpr (is_apart(kFormat))
-            return for_format<kFormat>(tokens, grouped);
+            return for_format<kFormat>(version);
         else
             return {};
     });

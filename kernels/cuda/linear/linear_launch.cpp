@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/linear/linear_prefill.h"
+#include "kernels/cuda/linear/staged_layout.h"
 
 namespace runnel::kernels::cuda {
 namespace {
@@ -23,6 +24,37 @@ void prepare_prefill(TileFormat format) {
     prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
 }
 
+// The version with its input in shared memory, if there is one of which two blocks fit on a multiprocessor; else the other.
+LinearVersion staged_if_it_fits(const Launcher &launcher, TileFormat format, LinearVersion version,
+                                const LinearParams &p) {
+    version.staged = launcher.switches().staging && can_stage(format, version.tokens);
+    if (linear_shared(format, version, p) > launcher.properties().shared_of_two()) version.staged = false;
+    return version;
+}
+
+void run(Launcher &launcher, TileFormat format, LinearVersion version, int64_t blocks,
+         const LinearParams &p) {
+    launcher.run(linear_kernel(format, version), blocks, linear_shared(format, version, p), p);
+}
+
+// Loads a version; of a staged one, for the largest input that it may get.
+void prepare_version(const DeviceProperties &device, TileFormat format, LinearVersion version) {
+    prepare(linear_kernel(format, version).handle,
+            version.staged ? device.shared_of_two() : linear_shared(format, version, {}));
+}
+
+// Whether all rows of the input of experts are at most two thirds of the weights that a block reads, so that each block may
+// copy them all, from L2. (Of how many experts the weights are is not known here: at most of so many groups.)
+bool is_small_beside_weights(const Launcher &launcher, const LinearParams &p, TileFormat format,
+                             int64_t groups, int64_t blocks) {
+    constexpr int64_t kBlocksOfMultiprocessor = 2;
+    int64_t weights = 0;
+    for (int i = 0; i < p.matrices; ++i) weights += groups * tiled_bytes(format, p.matrix[i].rows, p.cols);
+    const int64_t running = std::min(blocks, kBlocksOfMultiprocessor * launcher.multiprocessors());
+    const int64_t copy = int64_t{p.x_rows} * staged_row_bytes(format, p.cols);
+    return 3 * copy <= 2 * weights / std::max<int64_t>(1, running);
+}
+
 void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat format) {
     for (int32_t first = 0; first < all.tokens; first += kLinearTokens) {
         LinearParams p = all;
@@ -39,7 +71,7 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
             if (m.out != nullptr) m.out += first * m.out_stride;
             if (m.add != nullptr) m.add += first * m.add_stride;
         }
-        launcher.run(linear_kernel(format, p.tokens), linear_blocks(p), linear_shared(format, p.tokens), p);
+        run(launcher, format, staged_if_it_fits(launcher, format, {p.tokens}, p), linear_blocks(p), p);
     }
 }
 
@@ -64,16 +96,20 @@ void launch_prefill(Launcher &launcher, const LinearParams &p, TileFormat format
 
 }  // namespace
 
-void prepare_linear(TileFormat format, int32_t max_tokens) {
-    for (const int tokens : {4, 8, 16})
-        prepare(linear_kernel(format, tokens).handle, linear_shared(format, tokens));
+void prepare_linear(const DeviceProperties &device, TileFormat format, int32_t max_tokens) {
+    for (const int tokens : {4, 8, 16}) prepare_version(device, format, {tokens});
+    if (can_stage(format, 1)) prepare_version(device, format, {.tokens = 4, .staged = true});
     if (max_tokens > most_sliced(format)) prepare_prefill(format);
 }
 
-void prepare_experts(TileFormat format, int32_t max_tokens) {
-    for (const int tokens : {4, kLinearGroupTokens})
-        prepare(linear_groups_kernel(format, tokens).handle, linear_shared(format, tokens));
+void prepare_heads(TileFormat format, int32_t max_tokens) {
+    for (const int tokens : {4, kLinearGroupTokens}) prepare_version({}, format, {tokens, true});
     if (max_tokens > kLinearTokens) prepare_prefill(format);
+}
+
+void prepare_experts(const DeviceProperties &device, TileFormat format, int32_t max_tokens) {
+    prepare_heads(format, max_tokens);
+    if (can_stage(format, 1)) prepare_version(device, format, {4, true, true});
 }
 
 void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format) {
@@ -85,10 +121,8 @@ void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat for
     LinearParams p = params;
     p.late_trigger = !launcher.switches().trigger;
     if (p.tokens > kLinearTokens) return launch_prefill(launcher, p, format);
-    const int tokens = std::min(p.tokens, kLinearGroupTokens);
-    launcher.run(linear_groups_kernel(format, tokens),
-                 linear_blocks(p, p.heads * slices(p.tokens, kLinearGroupTokens)),
-                 linear_shared(format, tokens), p);
+    run(launcher, format, {std::min(p.tokens, kLinearGroupTokens), true},
+        linear_blocks(p, p.heads * slices(p.tokens, kLinearGroupTokens)), p);
 }
 
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,
@@ -100,10 +134,12 @@ void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat f
         return std::min<int64_t>(rows.rows, int64_t{rows.experts} + rows.rows / size);
     };
     if (rows.tokens <= kLinearTokens || rows.rows < kManyRows * rows.experts) {
-        const int tokens = std::min(rows.tokens, rows.few_rows);
         p.groups = rows.few, p.group_count = rows.few_count;
-        launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, most_groups(rows.few_rows)),
-                     linear_shared(format, tokens), p);
+        LinearVersion version{std::min(rows.tokens, rows.few_rows), true};
+        const int64_t groups = most_groups(rows.few_rows), blocks = linear_blocks(p, groups);
+        if (p.x_rows > 0 && is_small_beside_weights(launcher, p, format, groups, blocks))
+            version = staged_if_it_fits(launcher, format, version, p);
+        run(launcher, format, version, blocks, p);
     } else {
         p.groups = rows.many, p.group_count = rows.many_count;
         launcher.run(linear_prefill_kernel(format),

@@ -9,14 +9,16 @@
 
 namespace runnel::kernels::cuda {
 
-// Loads the kernels that launch_linear() and launch_experts() may use for batches of up to `max_tokens` tokens.
-void prepare_linear(TileFormat format, int32_t max_tokens);
-void prepare_experts(TileFormat format, int32_t max_tokens);
+// Loads the kernels that launch_linear(), launch_experts() and launch_heads() may use for batches of up to `max_tokens`
+// tokens.
+void prepare_linear(const DeviceProperties &device, TileFormat format, int32_t max_tokens);
+void prepare_experts(const DeviceProperties &device, TileFormat format, int32_t max_tokens);
+void prepare_heads(TileFormat format, int32_t max_tokens);
 
 // Multiplies params.tokens tokens, without groups.
 void launch_linear(Launcher &launcher, const LinearParams &params, TileFormat format);
 
-// Multiplies params.heads matrices, each with params.tokens rows; the kernels are those of prepare_experts().
+// Multiplies params.heads matrices, each with params.tokens rows; the kernels are those of prepare_heads().
 void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat format);
 
 // The rows of a batch of `tokens` tokens, sorted by expert.
@@ -26,7 +28,8 @@ struct ExpertRows {
     const TokenGroup *few, *many;  // lists of groups (experts.h), and their lengths
     const int32_t *few_count, *many_count;
 };
-// Chooses the kernel; params.groups and params.group_count are set from `rows` accordingly.
+// Chooses the kernel; params.groups and params.group_count are set from `rows` accordingly. With params.x_rows, the
+// input may be copied into shared memory.
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,
                     const ExpertRows &rows);
 

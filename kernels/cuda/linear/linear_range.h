@@ -6,8 +6,9 @@
 // tokens 4 * group + t for rows g and g + 8, and with up to four tokens half of them are not used. Quantized
 // weights become integers in binary16 (fragments.h): the sums of a group are exact.
 //
-// In each step, a warp loads the next block of weights (2-4 KB) while it multiplies the current one. Activations are read
-// from L1: a warp's share of them is small, and all warps of the multiprocessor with the same range share it.
+// In each step, a warp loads the next block of weights (2-4 KB) while it multiplies the current one. Activations come from
+// shared memory where they fit (staged_activations.h), else through L1, where all warps of the multiprocessor with the
+// same range share them.
 //
 // F16 and BF16 weights enter the tensor cores without conversion: 16 columns of 8 tokens are one
 // instruction, and a warp loads 2 KB (64 columns) ahead. F32 weights are multiplied by plain fma in float32.
@@ -17,6 +18,7 @@
 #include "kernels/cuda/linear/halves.h"
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/linear_order.h"
+#include "kernels/cuda/linear/staged_activations.h"
 #include "kernels/cuda/steps/float_steps.h"
 
 namespace runnel::kernels::cuda {
@@ -27,15 +29,18 @@ constexpr int kGroupTokens = kSmallGroupTokens;  // a product has 8 columns: two
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 
-// The rows of activations that a lane needs. column[m]: the row that it loads as column g of product m, which is
+// The activations that a lane needs, read through L1. column[m]: the row that it loads as column g of product m, which is
 // that of token 8m + g / 2, or of 4 more if g is odd. own[j]: the row of the token that its sums j belong to.
 // Columns without a token repeat token 0; their results are dropped.
-template <int kGroups, bool kGrouped>
-struct LaneTokens {
+template <TileFormat F, int kGroups, bool kGrouped>
+struct LaneActivations {
+    static constexpr bool kStaged = false;
     static constexpr int kProducts = (kGroups + 1) / 2;
+    const Activations &x;
     int32_t column[kProducts], own[kGroups];  // rows of the activations
+    int32_t piece[kProducts];                 // offset in values(), of the first 32 columns
 
-    DEVICE LaneTokens(const LinearParams &p, TokenGroup group) {
+    DEVICE LaneActivations(const LinearParams &p, TokenGroup group) : x(p.x) {
         const int g = lane_index() >> 2, t = lane_index() & 3;
         const auto source = [&](int row) {
             row = group.first + (row < group.count ? row : 0);
@@ -45,37 +50,36 @@ struct LaneTokens {
         for (int m = 0; m < kProducts; ++m) column[m] = source(8 * m + g % 2 * kGroupTokens + g / 2);
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) own[j] = source(kGroupTokens * j + t);
-    }
-};
-
-template <int kGroups, bool kGrouped>
-struct LaneActivations : LaneTokens<kGroups, kGrouped> {
-    using LaneTokens<kGroups, kGrouped>::kProducts, LaneTokens<kGroups, kGrouped>::column,
-        LaneTokens<kGroups, kGrouped>::own;
-    const Activations &x;
-    int32_t piece[kProducts];  // offset in x.codes, of the first 32 columns
-
-    DEVICE LaneActivations(const LinearParams &p, TokenGroup group)
-        : LaneTokens<kGroups, kGrouped>(p, group), x(p.x) {
+        const auto stride = static_cast<int32_t>(is_half(F) ? x.halves_stride : x.codes_stride);
 #pragma unroll
-        for (int m = 0; m < kProducts; ++m)
-            piece[m] = column[m] * static_cast<int32_t>(x.codes_stride) + 8 * (lane_index() & 3);
+        for (int m = 0; m < kProducts; ++m) piece[m] = column[m] * stride + 8 * t;
+    }
+    DEVICE const uint16_t *values() const {
+        return is_half(F) ? x.halves : x.codes;
     }
     // The operands B of 32 columns, for product m.
-    DEVICE uint4 load(int m, int32_t group) const {
-        return ld128(x.codes + piece[m] + 32 * group);
+    DEVICE uint4 load(int m, int32_t block, int group) const {
+        return ld128(values() + piece[m] + 32 * (8 * block + group));
+    }
+    // Of F16 and BF16: 32 columns of a chunk, and the scale of the row of sums j.
+    DEVICE uint4 load_halves(int m, int32_t chunk, int half) const {
+        return ld128(values() + piece[m] + kChunkCols * chunk + 32 * half);
+    }
+    DEVICE float half_scale(int j) const {
+        return x.half_scales[own[j]];
     }
     DEVICE float scale(int j, int32_t block) const {
         return x.scales[own[j] * static_cast<int32_t>(x.scales_stride) + block];
     }
     // The sums (activations.h) of a chunk's two groups of 32, of the lane's token: x has the first parts, y the second.
-    DEVICE uint2 parts(int j, int32_t chunk) const {
+    DEVICE uint2 parts(int j, int32_t block, int32_t chunk) const {
+        chunk += 4 * block;
         const uint16_t *first =
             x.sums + own[j] * static_cast<int32_t>(x.sums_stride) + chunk / 4 * kSumParts + chunk % 4 * 2;
         return {*reinterpret_cast<const uint32_t *>(first), *reinterpret_cast<const uint32_t *>(first + 8)};
     }
     // Operand B of minimum_sums() for a block: part kPart of the sums of groups k, k + 1, k = 8 kHalf + 2t.
-    template <TileFormat F, int kPart, int kHalf>
+    template <int kPart, int kHalf>
     DEVICE uint32_t sums(int m, int32_t block) const {
         constexpr int kGroupsOfBlock = has_groups_of_16(F) ? 16 : 8;
         const uint16_t *first = has_groups_of_16(F)
@@ -91,6 +95,13 @@ struct NextBlock {
     const std::byte *block;
     int chunks;
 };
+
+// chunks_at(); of formats with blocks of 256 weights, whose rows are whole blocks, a constant where registers allow it.
+template <TileFormat F, bool kStaged>
+DEVICE int chunks_of(int32_t cols, int32_t block) {
+    return !kStaged || has_group_floats(F) || F == TileFormat::Q6_K ? chunks_at(cols, block)
+                                                                    : kTileCols / kChunkCols;
+}
 
 // Calls f(chunk, sub), both Constants, for the first `groups` groups of 32 columns. As soon as a
 // chunk's registers are free, loads the same chunk of the next block into them: a rolling prefetch of
@@ -121,30 +132,29 @@ struct MinimumOperands {
     static constexpr int kHalves = has_groups_of_16(F) ? 2 : 1;
     uint32_t of[2][kHalves];  // [part][half]
 
-    template <int kGroups, bool kGrouped>
-    DEVICE void load(const LaneActivations<kGroups, kGrouped> &x, int m, int32_t block) {
-        of[0][0] = x.template sums<F, 0, 0>(m, block);
-        of[1][0] = x.template sums<F, 1, 0>(m, block);
+    template <class Lane>
+    DEVICE void load(const Lane &x, int m, int32_t block) {
+        of[0][0] = x.template sums<0, 0>(m, block);
+        of[1][0] = x.template sums<1, 0>(m, block);
         if constexpr (kHalves == 2) {
-            of[0][1] = x.template sums<F, 0, 1>(m, block);
-            of[1][1] = x.template sums<F, 1, 1>(m, block);
+            of[0][1] = x.template sums<0, 1>(m, block);
+            of[1][1] = x.template sums<1, 1>(m, block);
         }
     }
 };
 
 // Multiplies a block of weights with the activations of its columns. Meanwhile loads `next` into w and side.
-template <TileFormat F, int kGroups, bool kGrouped>
+template <TileFormat F, int kGroups, bool kGrouped, class Lane>
 DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next, const Book<F> &book,
-                           const LaneActivations<kGroups, kGrouped> &x, int32_t block, int groups,
-                           float (&p)[kGroups][2]) {
-    constexpr int kProducts = LaneActivations<kGroups, kGrouped>::kProducts;
+                           const Lane &x, int32_t block, int groups, float (&p)[kGroups][2]) {
+    constexpr int kProducts = Lane::kProducts;
     // Loads that are made before their use, at the seventh group; other formats have no registers for it.
     constexpr bool kScalesEarly = F == TileFormat::Q4_K && !kGrouped, kMinimumsEarly = F == TileFormat::Q4_K;
     constexpr bool kMinimumSums = !has_group_floats(F) && has_minimum(F);
     const SideRegisters<F> own = side;
     const BlockScales<F> scales(own);
-    constexpr int kSideGroup =
-        loads_sides_late(F) ? 4 : 0;  // the group at which the next side planes are loaded
+    // The group at which the next side planes are loaded. (Later, where that saves the register that is missing.)
+    constexpr int kSideGroup = !loads_sides_late(F) ? 0 : Lane::kStaged && F == TileFormat::Q4_K ? 6 : 4;
     float sum[kGroups][2] = {};
     uint32_t later[4] = {};
     uint2 parts[kGroups];  // float minimums: the sums of the chunk's two groups
@@ -170,7 +180,7 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
         }
 #pragma unroll
         for (int m = 0; m < kProducts; ++m) {
-            const uint4 b = x.load(m, 8 * block + kGroup);
+            const uint4 b = x.load(m, block, kGroup);
             float c[kParts][4] = {};
             mma_f16_k16(c[0], a[0], {b.x, b.y});
             mma_f16_k16(c[kParts - 1], a[1], {b.z, b.w});
@@ -186,7 +196,7 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
         if constexpr (has_group_floats(F) && has_minimum(F)) {
 #pragma unroll
             for (int j = 0; j < kGroups; ++j) {
-                if constexpr (kS == 0) parts[j] = x.parts(j, 4 * block + kC);
+                if constexpr (kS == 0) parts[j] = x.parts(j, block, kC);
                 const float s = half_of(parts[j].x, kS) + half_of(parts[j].y, kS);
 #pragma unroll
                 for (int r = 0; r < 2; ++r)
@@ -268,15 +278,14 @@ constexpr bool prefetches(TileFormat format, int groups) {
 template <TileFormat F>
 DEVICE void prefetch_block(const LinearParams &p, const std::byte *from, int32_t block) {
     const TileLayout layout = tile_layout(F);
-    if (lane_index() == 0)
-        prefetch_l2(from, static_cast<uint32_t>(layout.side + chunks_at(p.cols, block) * layout.chunk));
+    prefetch_l2_by_warp(from, static_cast<uint32_t>(layout.side + chunks_at(p.cols, block) * layout.chunk));
 }
 
 // On entry w and side hold the first block of the range, which is at `first`; on return they hold `after`, if it exists.
-template <TileFormat F, int kGroups, bool kGrouped>
-DEVICE void multiply_range(const LinearParams &p, const LaneActivations<kGroups, kGrouped> &x,
-                           const std::byte *first, Range range, NextBlock after, const Book<F> &book,
-                           MainRegisters<F> &w, SideRegisters<F> &side, float (&sums)[kGroups][2]) {
+template <TileFormat F, int kGroups, bool kGrouped, class Lane>
+DEVICE void multiply_range(const LinearParams &p, const Lane &x, const std::byte *first, Range range,
+                           NextBlock after, const Book<F> &book, MainRegisters<F> &w, SideRegisters<F> &side,
+                           float (&sums)[kGroups][2]) {
     const int32_t begin = short_of_registers(F, kGroups, kGrouped) ? computed_anew(range.begin) : range.begin;
     if (prefetches(F, kGroups) && after.chunks > 0 && begin + 1 < range.end)
         prefetch_block<F>(p, after.block + block_bytes(F), begin + 1);
@@ -285,7 +294,8 @@ DEVICE void multiply_range(const LinearParams &p, const LaneActivations<kGroups,
         first += block_bytes(F);
         if (prefetches(F, kGroups) && block + 2 < range.end)
             prefetch_block<F>(p, first + block_bytes(F), block + 2);
-        const NextBlock next = last ? after : NextBlock{first, chunks_at(p.cols, block + 1)};
+        const NextBlock next =
+            last ? after : NextBlock{first, chunks_of<F, Lane::kStaged>(p.cols, block + 1)};
         multiply_block<F, kGroups, kGrouped>(w, side, next, book, x, block, groups_at(p.cols, block), sums);
     }
 }
@@ -302,15 +312,10 @@ DEVICE void load_half_chunk(const std::byte *chunk, uint32_t (&w)[16]) {
 }
 
 // On entry w holds the first chunk of the range; on return it holds the chunk `after`, if not null.
-template <TileFormat F, int kGroups, bool kGrouped>
-DEVICE void multiply_half_range(const LinearParams &p, const LaneTokens<kGroups, kGrouped> &lane,
-                                const std::byte *tile, Range range, const std::byte *after, uint32_t (&w)[16],
-                                float (&sums)[kGroups][2]) {
-    constexpr int kProducts = LaneTokens<kGroups, kGrouped>::kProducts;
-    int32_t piece[kProducts];  // offset in the halves, of the first 32 columns
-#pragma unroll
-    for (int m = 0; m < kProducts; ++m)
-        piece[m] = lane.column[m] * static_cast<int32_t>(p.x.halves_stride) + 8 * (lane_index() & 3);
+template <TileFormat F, int kGroups, class Lane>
+DEVICE void multiply_half_range(const LinearParams &p, const Lane &x, const std::byte *tile, Range range,
+                                const std::byte *after, uint32_t (&w)[16], float (&sums)[kGroups][2]) {
+    constexpr int kProducts = Lane::kProducts;
     const uint32_t exponents = row_exponents<F>(tile);
     const auto chunks = static_cast<int32_t>(col_chunks(p.cols));
     const int32_t end = 4 * range.end < chunks ? 4 * range.end : chunks;
@@ -321,7 +326,7 @@ DEVICE void multiply_half_range(const LinearParams &p, const LaneTokens<kGroups,
             constexpr int kHalf = decltype(half)::value;
 #pragma unroll
             for (int m = 0; m < kProducts; ++m) {
-                const uint4 b = ld128(p.x.halves + piece[m] + kChunkCols * chunk + 32 * kHalf);
+                const uint4 b = x.load_halves(m, chunk, kHalf);
                 mma_f16_k16(c[m], {w[8 * kHalf], w[8 * kHalf + 1], w[8 * kHalf + 2], w[8 * kHalf + 3]},
                             {b.x, b.y});
                 mma_f16_k16(c[m], {w[8 * kHalf + 4], w[8 * kHalf + 5], w[8 * kHalf + 6], w[8 * kHalf + 7]},
@@ -336,7 +341,7 @@ DEVICE void multiply_half_range(const LinearParams &p, const LaneTokens<kGroups,
     }
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
-        const float scale = p.x.half_scales[lane.own[j]];
+        const float scale = x.half_scale(j);
 #pragma unroll
         for (int r = 0; r < 2; ++r) sums[j][r] = scaled_sum<F>(c[j / 2][2 * r + j % 2], exponents, r, scale);
     }

@@ -361,6 +361,17 @@ constexpr int64_t col_blocks(int64_t cols) {
 constexpr int64_t col_chunks(int64_t cols) {
     return (cols + kChunkCols - 1) / kChunkCols;
 }
+// The same in 32 bits and by shifts, for the starts of kernels: the compiler cannot know that sizes are not negative. (Not
+// overloads, which would make 32-bit products of what others multiply.)
+constexpr int32_t divided_up(int32_t size, uint32_t by) {
+    return static_cast<int32_t>((static_cast<uint32_t>(size) + by - 1) / by);
+}
+constexpr int32_t row_tiles32(int32_t rows) {
+    return divided_up(rows, kTileRows);
+}
+constexpr int32_t col_blocks32(int32_t cols) {
+    return divided_up(cols, kTileCols);
+}
 
 // Bytes of a full block, of 16 rows, and of a matrix.
 constexpr int64_t block_bytes(TileFormat format) {
@@ -370,6 +381,10 @@ constexpr int64_t block_bytes(TileFormat format) {
 constexpr int64_t row_tile_bytes(TileFormat format, int64_t cols) {
     const TileLayout layout = tile_layout(format);
     return col_blocks(cols) * layout.side + col_chunks(cols) * layout.chunk;
+}
+constexpr int32_t row_tile_bytes32(TileFormat format, int32_t cols) {
+    const TileLayout layout = tile_layout(format);
+    return col_blocks32(cols) * layout.side + divided_up(cols, kChunkCols) * layout.chunk;
 }
 constexpr int64_t tiled_bytes(TileFormat format, int64_t rows, int64_t cols) {
     return row_tiles(rows) * row_tile_bytes(format, cols);

@@ -59,9 +59,11 @@
 //   uint4 ldg128_stream(p), uint2 ldg64_stream(p), uint32_t ldg32_stream(p)
 //                                                      immutable weights: read around L1
 //   uint4 ld128(p), st128(p, uint4), uint2 ld64(p), st64(p, uint2)       one access; p aligned to its width
+//   uint32_t shared_address(p)                         a place in shared memory as 32 bits
+//   uint4 lds128(address), uint32_t lds32(address)                       one access to it; aligned to its width
 //   cp_async16(shared, global, valid)                  16 bytes, zeros if !valid; arrives at cp_async_wait
 //   cp_async_commit(), cp_async_wait<N>()              closes a group; waits for all but the last N groups
-//   prefetch_l2(p, bytes)                              a hint
+//   prefetch_l2(p, bytes), prefetch_l2_by_warp(p, bytes)                 a hint, of a thread or of a warp together
 //   uint32_t atomic_add_u32(p, v), uint32_t atomic_inc_wrap_u32(p, last), uint64_t atomic_max_u64(p, v)
 //                                                      device-wide, relaxed (order with fence_gpu); return
 //                                                      the old value. inc_wrap: old >= last ? 0 : old + 1.

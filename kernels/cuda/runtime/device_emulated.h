@@ -109,6 +109,9 @@ uint4 ld128(const void *p);
 void st128(void *p, uint4 v);
 uint2 ld64(const void *p);
 void st64(void *p, uint2 v);
+uint32_t shared_address(const void *p);
+uint4 lds128(uint32_t address);
+uint32_t lds32(uint32_t address);
 void cp_async16(void *shared, const void *global, bool valid = true);
 void cp_async_commit();
 void cp_async_wait_pending(int pending);
@@ -117,6 +120,9 @@ void cp_async_wait() {
     cp_async_wait_pending(Pending);
 }
 void prefetch_l2(const void *p, uint32_t bytes);
+inline void prefetch_l2_by_warp(const void *p, uint32_t bytes) {
+    if (lane_index() == 0) prefetch_l2(p, bytes);
+}
 uint32_t atomic_add_u32(uint32_t *p, uint32_t v);
 uint32_t atomic_inc_wrap_u32(uint32_t *p, uint32_t last);
 uint64_t atomic_max_u64(uint64_t *p, uint64_t v);

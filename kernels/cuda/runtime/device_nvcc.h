@@ -152,6 +152,18 @@ DEVICE void st64(void *p, uint2 v) {
 DEVICE uint32_t shared_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
+DEVICE uint4 lds128(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+DEVICE uint32_t lds32(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
 
 #if RUNNEL_TURING
 
@@ -193,6 +205,15 @@ DEVICE void prefetch_l2(const void *p, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes & ~15u));
 #else
     for (uint32_t at = 0; at < bytes; at += 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(p) + at));
+#endif
+}
+
+DEVICE void prefetch_l2_by_warp(const void *p, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    if (lane_index() == 0) prefetch_l2(p, bytes);
+#else
+    for (uint32_t at = 128 * static_cast<uint32_t>(lane_index()); at < bytes; at += 128 * 32)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char *>(p) + at));
 #endif
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/cuda/runtime/runtime.h"
 #include "kernels/cuda/runtime/switches.h"
@@ -37,6 +38,7 @@ class Launcher {
         launch(stream_, kernel, {static_cast<uint32_t>(blocks), shared, false}, params);
     }
 
+    const DeviceProperties &properties() const { return properties_; }
     int multiprocessors() const { return properties_.multiprocessors; }
     const Switches &switches() const { return switches_; }
 
@@ -49,16 +51,17 @@ class Launcher {
         bool can_depend;
     };
     const Limits &limits(const KernelHandle &kernel, SharedBytes shared) {
-        const auto known = limits_.find(kernel.entry);
+        const std::pair key(kernel.entry, shared.on(properties_.is_turing()));
+        const auto known = limits_.find(key);
         if (known != limits_.end()) return known->second;
-        return limits_[kernel.entry] = {std::max(1, resident_blocks(kernel, shared)),
-                                        switches_.pdl && can_depend(kernel)};
+        return limits_[key] = {std::max(1, resident_blocks(kernel, shared)),
+                               switches_.pdl && can_depend(kernel)};
     }
 
     Stream &stream_;
     const DeviceProperties &properties_;
     const Switches switches_ = cuda::switches();
-    std::map<const void *, Limits> limits_;  // by kernel
+    std::map<std::pair<const void *, size_t>, Limits> limits_;  // by kernel and shared memory
 };
 
 }  // namespace runnel::kernels::cuda

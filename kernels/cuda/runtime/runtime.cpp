@@ -159,6 +159,7 @@ DeviceProperties properties(int device) {
             p.multiProcessorCount,
             p.totalGlobalMem,
             shared_per_block(device),
+            p.sharedMemPerMultiprocessor,
             static_cast<size_t>(p.l2CacheSize),
             peak_bandwidth(device)};
 }

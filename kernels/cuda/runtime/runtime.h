@@ -6,6 +6,7 @@
 // Nothing here is thread-safe unless stated; different threads may use different streams.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -27,11 +28,18 @@ struct DeviceProperties {
     int major = 0, minor = 0;  // compute capability
     int multiprocessors = 0;
     size_t memory_total = 0;
-    size_t shared_per_block = 0;  // bytes, the most a kernel may use
+    size_t shared_per_block = 0;           // bytes, the most a kernel may use
+    size_t shared_per_multiprocessor = 0;  // bytes
     size_t l2_bytes = 0;
     double bandwidth = 0;  // peak bytes per second of its memory; 0: unknown
     // sm_75: some kernels have a separate version (run_for_device() in device.h).
     bool is_turing() const { return major < 8; }
+    // The most shared memory of a block of which two fit on a multiprocessor (each takes a KiB more than it asks for).
+    size_t shared_of_two() const {
+        constexpr size_t kReserved = 1024;
+        const size_t half = shared_per_multiprocessor / 2;
+        return half <= kReserved ? 0 : std::min(half - kReserved, shared_per_block) & ~size_t{15};
+    }
 };
 
 DeviceProperties properties(int device);

@@ -13,9 +13,11 @@
 namespace runnel::kernels::cuda {
 
 struct Switches {
-    bool pdl = true;       // launches that start before the previous one has ended
-    bool graphs = true;    // recorded and replayed launches
-    bool prefetch = true;  // of cache pages into L2 (attention over wide heads)
+    bool pdl = true;     // launches that start before the previous one has ended
+    bool graphs = true;  // recorded and replayed launches
+    bool prefetch =
+        true;  // into L2 of the next launch's weights and of cache pages (attention over wide heads)
+    bool staging = true;   // inputs of matrices in shared memory; off: read through L1
     bool carveout = true;  // one division of L1 and shared memory for all kernels; off: the driver chooses
     bool peer = true;      // copies from GPU to GPU; off: through host memory
     bool trigger = true;   // the next launch may start early; off: only when the blocks are done
@@ -37,6 +39,8 @@ inline Switches switches_without(std::string_view names) {
             result.graphs = false;
         else if (name == "prefetch")
             result.prefetch = false;
+        else if (name == "staging")
+            result.staging = false;
         else if (name == "carveout")
             result.carveout = false;
         else if (name == "peer")
@@ -46,9 +50,10 @@ inline Switches switches_without(std::string_view names) {
         else if (name == "nccl")
             result.nccl = false;
         else
-            throw BackendError(BackendError::Kind::Failed,
-                               std::string(kSwitchesVariable) + ": there is no '" + std::string(name) +
-                                   "' (choose from pdl, graphs, prefetch, carveout, peer, trigger, nccl)");
+            throw BackendError(
+                BackendError::Kind::Failed,
+                std::string(kSwitchesVariable) + ": there is no '" + std::string(name) +
+                    "' (choose from pdl, graphs, prefetch, staging, carveout, peer, trigger, nccl)");
     }
     return result;
 }

@@ -63,7 +63,7 @@ LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t m
     prepare(argmax_kernel().handle, kArgmaxShared);
     prepare(candidate_chunk_kernel().handle, candidate_shared());
     prepare(candidate_row_kernel().handle, candidate_shared());
-    prepare_linear(tile_format(weight_->type), kLinearTokens);
+    prepare_linear(properties, tile_format(weight_->type), kLinearTokens);
 }
 
 void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, const Operands &operands,
@@ -88,6 +88,7 @@ void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, con
     p.matrix[0].rows = static_cast<int32_t>(weight_->rows);
     p.matrix[0].scale = step_.scale;
     p.tokens = count;
+    p.ahead = operands.ahead;
     launch_linear(launcher, p, format);
     if (step_.softcap != 0)
         launcher.run(softcap_kernel(), (int64_t{count} * vocab_ + 255) / 256, 0,

@@ -29,6 +29,7 @@ class LogitsRunner {
         int64_t stride;
         const int32_t *rows;  // the tokens whose logits are requested
         Activations quantized;
+        LinearParams::Ahead ahead;
     };
 
     // The logits of rows [first, first + count), count <= kLinearTokens.

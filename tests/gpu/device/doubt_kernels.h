@@ -17,6 +17,20 @@ struct ReadParams {
 };
 kernels::cuda::Kernel<ReadParams> read_kernel();
 
+// Reads `data` as matrix kernels do, 2 KB per warp ahead; after each 2 KB, `reads` numbers of a table one after the other, each at
+// the place that the one before names: from global memory (L1), or from a copy in shared memory. The lanes of a warp read
+// one line of 128 bytes if number i of the table is in the column of i (i % 32).
+struct BesideParams {
+    const void *data;
+    int64_t quads;          // of 16 bytes, a multiple of 4 * kDoubtThreads
+    const uint32_t *table;  // [kTableNumbers], each below kTableNumbers
+    uint32_t *out;          // one
+    int32_t from_shared, reads;
+};
+inline constexpr int kTableNumbers = 1024;
+kernels::cuda::Kernel<BesideParams> beside_kernel();
+inline constexpr int kBesideShared = kTableNumbers * 4;
+
 // out[i] = in[i] + 1, one block per kDoubtThreads floats; a part of `weights` is read before the wait. The
 // first block multiplies `spins` times (an even number) by `minus_one`, to stay busy like a block that
 // prepares an output.

@@ -1,12 +1,14 @@
 #include "tests/gpu/model/code.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 
-#include "kernels/cuda/linear/tiles.h"
+#include "kernels/cuda/linear/linear.h"
+#include "tests/gpu/model/schedule.h"
 
 namespace runnel::tests::model {
 
@@ -75,6 +77,13 @@ Counts &Counts::add(const Counts &other, double times) {
     return *this;
 }
 
+// The kernels are compiled for at most two.
+int resident_blocks(int registers) {
+    constexpr int kRegisters = 65536, kStep = 8, kMost = 2;
+    const int each = (registers + kStep - 1) / kStep * kStep * kernels::cuda::kLinearThreads;
+    return std::clamp(kRegisters / each, 1, kMost);
+}
+
 Pipe pipe_of(uint64_t opcode) {
     const auto found = kPipeOf.find(opcode & kOperation);
     return found == kPipeOf.end() ? Pipe::Other : found->second;
@@ -96,12 +105,21 @@ LinearCode count_linear(const MachineCode &code) {
         if (code.is_barrier(i)) barriers.push_back(i);
     if (barriers.size() != 2) unexpected(code, std::to_string(barriers.size()) + " barriers per tile");
 
+    // A block is 16 mma of 16 columns, and up to two for minimums; the loop of F16 may have half of a block.
+    constexpr int kBlockMma = 16;
+    const int mma = mma_in(code, inner);
+    const double blocks = mma < kBlockMma ? static_cast<double>(mma) / kBlockMma : 1;
+
     LinearCode parts;
     parts.registers = code.registers;
+    for (size_t i = 0; i < kLatencies.size(); ++i)
+        parts.clocks[i] = static_cast<int>(std::lround(
+            loop_clocks(code, inner.begin, inner.end, 2 * resident_blocks(code.registers), {kLatencies[i]}) /
+            blocks));
     parts.start = count(code, {0, tiles.begin});
     parts.finish = count(code, {barriers[0] + 1, barriers[1]});
-    parts.block = count(code, inner);
-    parts.around = count(code, matrices).add(parts.block, -1);
+    parts.block.add(count(code, inner), 1 / blocks);
+    parts.around = count(code, matrices).add(count(code, inner), -1);
     parts.tile = count(code, tiles).add(count(code, matrices), -1).add(parts.finish, -1);
     return parts;
 }
@@ -111,7 +129,8 @@ const std::vector<std::string> &modeled_kernels() {
         using enum kernels::cuda::TileFormat;
         std::vector<std::string> all;
         for (const auto format : {F16, Q8_0, Q4_K, Q5_K, Q6_K})
-            for (const char *rest : {", 1, false>", ", 1, true>", ", 2, false>"})
+            for (const char *rest : {", 1, false, true>", ", 1, false, false>", ", 1, true, true>",
+                                     ", 1, true, false>", ", 2, false, false>"})
                 if (rest[2] == '1' || (format != F16 && format != Q8_0))
                     all.push_back("Linear<(TileFormat)" + std::to_string(static_cast<int>(format)) + rest);
         return all;
@@ -123,6 +142,7 @@ const std::vector<std::string> &modeled_kernels() {
 
 namespace {
 
+constexpr const char *kClocks = "clocks";
 constexpr std::array<std::pair<const char *, Counts LinearCode::*>, 5> kParts = {
     {{"block", &LinearCode::block},
      {"around", &LinearCode::around},
@@ -137,15 +157,20 @@ std::string to_text(const CodeTable &table, const std::string &compiler) {
     out << "# " << compiler << "\n"
         << "# Instructions of a warp in the matrix kernels, by part (tests/gpu/model/code.h): "
            "scripts/predict\n"
+        << "# (clocks: of a block, with a latency of memory of 600, 900 and 1200 clocks: schedule.h)\n"
         << "# "
            "arch\tregisters\tpart\tall\tfloat\thalf\tinteger\tmultiply\ttensor\tslow\tglobal\tshared\tother\t"
            "kernel\n";
-    for (const auto &[key, code] : table)
+    for (const auto &[key, code] : table) {
+        out << "sm_" << key.first << '\t' << code.registers << '\t' << kClocks;
+        for (const int clocks : code.clocks) out << '\t' << clocks;
+        out << '\t' << key.second << "\n";
         for (const auto &[name, part] : kParts) {
             out << "sm_" << key.first << '\t' << code.registers << '\t' << name << '\t' << (code.*part).all;
             for (const double n : (code.*part).pipe) out << '\t' << n;
             out << '\t' << key.second << "\n";
         }
+    }
     return out.str();
 }
 
@@ -160,22 +185,30 @@ CodeTable read_code_table(const std::string &text, std::string &compiler) {
         if (line.empty() || line[0] == '#') continue;
         std::istringstream fields(line);
         std::string arch, part, name;
-        int registers = 0;
-        Counts counts;
-        fields >> arch >> registers >> part >> counts.all;
-        for (double &n : counts.pipe) fields >> n;
-        std::getline(fields >> std::ws, name);
+        LinearCode read;
+        fields >> arch >> read.registers >> part;
         const auto known =
             std::ranges::find_if(kParts, [&](const auto &candidate) { return part == candidate.first; });
-        if (!fields || arch.rfind("sm_", 0) != 0 || known == kParts.end())
+        Counts counts;
+        if (part == kClocks) {
+            for (int &clocks : read.clocks) fields >> clocks;
+        } else {
+            fields >> counts.all;
+            for (double &n : counts.pipe) fields >> n;
+        }
+        std::getline(fields >> std::ws, name);
+        if (!fields || arch.rfind("sm_", 0) != 0 || (part != kClocks && known == kParts.end()))
             throw std::runtime_error("not a line of the table of instructions: " + line);
         const std::pair key(std::atoi(arch.c_str() + 3), name);
-        table[key].registers = registers;
-        table[key].*known->second = counts;
+        table[key].registers = read.registers;
+        if (part == kClocks)
+            table[key].clocks = read.clocks;
+        else
+            table[key].*known->second = counts;
         ++parts[key];
     }
     for (const auto &[key, count] : parts)
-        if (count != kParts.size())
+        if (count != kParts.size() + 1)
             throw std::runtime_error("the table of instructions lacks parts of " + key.second);
     return table;
 }

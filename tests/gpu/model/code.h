@@ -24,9 +24,14 @@ struct Counts {
     bool operator==(const Counts &) const = default;
 };
 
+// Latencies of memory, in clocks, for which LinearCode::clocks is known.
+inline constexpr std::array<int, 3> kLatencies = {600, 900, 1200};
+
 // The parts of a matrix kernel.
 struct LinearCode {
     int registers = 0;
+    // Of a block of 16 rows x 256 columns with as many warps on a scheduler as fit, by kLatencies (schedule.h).
+    std::array<int, 3> clocks{};
     Counts block;   // 16 rows x 256 columns of weights: the inner loop
     Counts around;  // once per warp and row tile of a matrix: what surrounds the inner loop
     Counts tile;    // once per warp and row tile, of both matrices of a gated pair
@@ -39,6 +44,9 @@ struct LinearCode {
 LinearCode count_linear(const MachineCode &code);
 
 Pipe pipe_of(uint64_t opcode);
+
+// Blocks of a kernel with so many registers (allocated in steps of 8) per multiprocessor.
+int resident_blocks(int registers);
 
 // By architecture (90: sm_90) and kernel.
 using CodeTable = std::map<std::pair<int, std::string>, LinearCode>;

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/staged_layout.h"
 
 namespace runnel::tests::model {
 
@@ -20,6 +21,13 @@ constexpr Range kIssueShare = {0.92, 0.85, 0.75};
 // (gate and up of Q4_K 11.2, of Q8_0 10.1, down of Q6_K 10.5, where the device has 18 to read). Neither issue slots (Q8_0
 // fills 27%) nor bytes under way explain it: warps wait for activations from L1 and for each other. F16 has no such limit.
 constexpr Range kConverted = {12, 11, 10};
+// The same with the input in shared memory, where a scheduler's warps wait for memory alone: not measured. In the best case there
+// is no limit of this kind, in the worst it is the one above; in the middle case the rate that F16 reached on an H200, which reads
+// activations through L1 half as often per byte of weights as the others did.
+constexpr Range kStaged = {1e9, 15.5, 11};
+// The share of idle time between matrices in which their weights come into L2 (LinearParams::ahead): not measured.
+constexpr Range kFetched = {1, 0.5, 0};
+constexpr double kFetchedL2 = 0.25;  // of L2, at most (look_ahead.cpp)
 // Where only one block fits on a multiprocessor, the share of that, from steps of 8 sequences on an H200: 0.85 fits the down
 // projections (Q6_K) of Llama-3-8B, 0.7 the experts (Q4_K) that Qwen3-30B-A3B had then.
 constexpr double kConvertedByOne = 0.75;
@@ -38,35 +46,39 @@ constexpr Range kRouting = {11, 15, 19};
 constexpr Range kActivations = {22, 19, 16};
 constexpr double kMicro = 1e-6;
 
+// Whether two blocks with the launch's input fit on a multiprocessor (staged_activations.h).
+bool is_staged_on(const Device &device, const MatrixLaunch &launch, int tokens) {
+    constexpr double kReserved = 1, kOthers = 17.1;  // KB of a block; less for kernels with one slot
+    if (tokens > kSmallGroupTokens && launch.experts == 0) return false;
+    const double rows = launch.experts > 0 && launch.what == "down" ? launch.experts * launch.inputs : tokens;
+    const double copy = rows * staged_row_bytes(launch.format, static_cast<int32_t>(launch.cols)) / 1024.0;
+    return copy + kOthers + kReserved <= device.shared / 2.0;
+}
+
 // The kernel that a launch takes: groups of experts with few rows have at most 4, other launches 5 to 8 tokens of one
 // kernel. (Of formats with floats per group and of F16, only kernels for 4 are counted: 5% less.)
-std::string kernel_name(const MatrixLaunch &launch, int tokens) {
+std::string kernel_name(const MatrixLaunch &launch, int tokens, bool staged) {
     const bool grouped = launch.experts > 0;
-    const bool wide = tokens > 4 && !grouped && !is_half(launch.format) && !has_group_floats(launch.format);
+    const bool wide =
+        tokens > kSmallGroupTokens && !grouped && !is_half(launch.format) && !has_group_floats(launch.format);
     return "Linear<(TileFormat)" + std::to_string(static_cast<int>(launch.format)) + ", " +
-           (wide ? "2" : "1") + (grouped ? ", true>" : ", false>");
+           (wide ? "2" : "1") + (grouped ? ", true" : ", false") + (staged && !wide ? ", true>" : ", false>");
 }
 
 const LinearCode &code_of(const CodeTable &table, const Device &device, const MatrixLaunch &launch,
-                          int tokens) {
-    const auto found = table.find({device.code, kernel_name(launch, tokens)});
+                          int tokens, bool staged) {
+    const std::string name = kernel_name(launch, tokens, staged);
+    const auto found = table.find({device.code, name});
     if (found == table.end())
-        throw std::out_of_range("the table of instructions has no " + kernel_name(launch, tokens) +
-                                " for sm_" + std::to_string(device.code));
+        throw std::out_of_range("the table of instructions has no " + name + " for sm_" +
+                                std::to_string(device.code));
     return found->second;
 }
 
-// Blocks of a kernel per multiprocessor, by its registers (allocated in steps of 8). The kernels are compiled for at
-// most two.
-int resident(const LinearCode &code) {
-    constexpr int kRegisters = 65536, kStep = 8, kMost = 2;
-    const int each = (code.registers + kStep - 1) / kStep * kStep * kLinearThreads;
-    return std::clamp(kRegisters / each, 1, kMost);
-}
-
 // Bytes per clock and multiprocessor.
-double converted(const LinearCode &code, Case c) {
-    return kConverted.at(c) * (resident(code) == 1 ? kConvertedByOne : 1);
+double converted(const LinearCode &code, bool staged, Case c) {
+    return (staged ? kStaged : kConverted).at(c) *
+           (resident_blocks(code.registers) == 1 ? kConvertedByOne : 1);
 }
 
 // How the tiles of a launch are divided (linear_body.h).
@@ -79,8 +91,8 @@ struct Grid {
         : units(row_tiles(launch.rows) * std::max(1, launch.experts)),
           warps(kernels::column_ranges(col_blocks(launch.cols))) {
         const int64_t teams = kBlockWarps / warps;
-        blocks =
-            std::min<int64_t>((units + teams - 1) / teams, int64_t{resident(code)} * device.multiprocessors);
+        blocks = std::min<int64_t>((units + teams - 1) / teams,
+                                   int64_t{resident_blocks(code.registers)} * device.multiprocessors);
         slots = blocks * teams;
     }
 };
@@ -110,7 +122,7 @@ double time_of_bytes(const MatrixLaunch &launch, const Grid &grid, const Device 
 }
 
 double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &grid, const LinearCode &code,
-                            const Device &device, Case c) {
+                            const Device &device, Case c, bool staged) {
     const double tiles = std::ceil(static_cast<double>(grid.units) / device.multiprocessors);
     const double halves = launch.gated ? 2 : 1;
     const int writers = std::min(grid.warps, (kTileRows * tokens + 31) / 32);
@@ -124,7 +136,7 @@ double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &
     if (!is_half(launch.format))
         clocks =
             std::max(clocks, kIssueShare.at(c) * kSchedulers * tiles * static_cast<double>(launch.bytes()) /
-                                 static_cast<double>(grid.units) / converted(code, c));
+                                 static_cast<double>(grid.units) / converted(code, staged, c));
     for (size_t i = 0; i < all.pipe.size(); ++i) clocks = std::max(clocks, all.pipe[i] * device.clocks[i]);
     return clocks / kSchedulers / (device.clock.at(c) * 1e9 * kIssueShare.at(c));
 }
@@ -140,28 +152,52 @@ double time_of_activations(const MatrixLaunch &launch, const Grid &grid, const D
 }  // namespace
 
 LaunchCost cost_of(const MatrixLaunch &launch, int tokens, const Device &device, const CodeTable &table,
-                   Case c) {
-    const LinearCode &code = code_of(table, device, launch, tokens);
+                   Case c, Version version) {
+    const bool staged = version == Version::Now && is_staged_on(device, launch, tokens);
+    const LinearCode &code = code_of(table, device, launch, tokens, staged);
     const Grid grid(launch, code, device);
     LaunchCost cost;
     cost.bytes = time_of_bytes(launch, grid, device, c);
-    cost.instructions = time_of_instructions(launch, tokens, grid, code, device, c);
+    cost.instructions = time_of_instructions(launch, tokens, grid, code, device, c, staged);
     // Two limits close to each other cost more than the larger one: up to 19%.
     cost.time = std::pow(std::pow(cost.bytes, 4) + std::pow(cost.instructions, 4), 0.25);
     cost.time += time_of_activations(launch, grid, device, c);
     return cost;
 }
 
+namespace {
+
+// The time before a launch in which no weights are read, except by it.
+double idle_before(const MatrixLaunch &launch, const Device &device, Case c) {
+    // Of experts it is not known ahead which they will be.
+    if (launch.experts > 0) return 0;
+    const double boundary = device.boundary.at(c);
+    if (launch.what == "output") return kMicro * (2 * boundary + kAttention.at(c));
+    const bool normed =
+        launch.what == "q, k and v" || launch.what == "q and k" || launch.what == "gate and up";
+    return kMicro * (boundary + (normed ? kNorm.at(c) : 0));
+}
+
+// What a launch saves by weights that were fetched before it.
+double fetched_ahead(const MatrixLaunch &launch, const Device &device, Case c) {
+    const double bytes = std::min(static_cast<double>(launch.bytes()), kFetchedL2 * device.l2 * 1e6);
+    return kFetched.at(c) * std::min(bytes / (device.read.at(c) * 1e9), idle_before(launch, device, c));
+}
+
+}  // namespace
+
 TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &device, const CodeTable &code,
-                  Case c) {
+                  Case c, Version version) {
     const TokenWork work = tokens == 1 ? one_token(shape, type) : one_batch(shape, type, tokens);
     TokenCost cost;
     cost.bytes = cost.matrices = static_cast<double>(work.other_bytes) / (device.read.at(c) * 1e9);
     for (const MatrixLaunch &launch : work.matrices) {
-        const LaunchCost one = cost_of(launch, tokens, device, code, c);
+        const LaunchCost one = cost_of(launch, tokens, device, code, c, version);
         cost.bytes += launch.count * one.bytes;
         cost.instructions += launch.count * one.instructions;
         cost.matrices += launch.count * one.time;
+        if (version == Version::Now && tokens <= kSmallGroupTokens)
+            cost.ahead += launch.count * fetched_ahead(launch, device, c);
     }
     cost.boundaries = work.launches() * device.boundary.at(c) * kMicro;
     cost.norms = work.norms * kNorm.at(c) * kMicro;
@@ -171,8 +207,9 @@ TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &d
     return cost;
 }
 
-Range tokens_per_second(const Shape &shape, FileType type, const Device &device, const CodeTable &code) {
-    const auto rate = [&](Case c) { return 1 / cost_of(shape, type, 1, device, code, c).all(); };
+Range tokens_per_second(const Shape &shape, FileType type, const Device &device, const CodeTable &code,
+                        Version version) {
+    const auto rate = [&](Case c) { return 1 / cost_of(shape, type, 1, device, code, c, version).all(); };
     return {rate(Case::Optimistic), rate(Case::Middle), rate(Case::Pessimistic)};
 }
 

@@ -31,6 +31,7 @@ struct Device {
     double in_flight;  // bytes per multiprocessor under way that the middle of `read` needs
     Range boundary;    // microseconds between two dependent launches in a graph
     double memory;     // GB
+    int shared, l2;    // KB of shared memory of a multiprocessor, MB
     PipeClocks clocks;
     std::string source;
 };

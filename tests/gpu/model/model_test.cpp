@@ -14,6 +14,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/gpu/model/calibration.h"
 #include "tests/gpu/model/report.h"
+#include "tests/gpu/model/schedule.h"
 #include "tests/kernels/cuda/sequence_runner.h"
 #include "tests/support/skip.h"
 #include "tests/support/tiny_program.h"
@@ -68,7 +69,8 @@ TEST_CASE("cost model: what this program reached on a device is reproduced withi
     for (const MeasuredRun &run : measured_runs()) {
         CAPTURE(run.model);
         CAPTURE(name_of(run.type));
-        const Range r = tokens_per_second(shape(run.model), run.type, device(run.device), code);
+        const Range r =
+            tokens_per_second(shape(run.model), run.type, device(run.device), code, Version::Measured);
         CHECK(std::abs(r.middle / run.measured - 1) < 0.1);
     }
 }
@@ -79,7 +81,9 @@ TEST_CASE("cost model: what steps of 8 sequences took on a device is reproduced 
         CAPTURE(run.model);
         CAPTURE(name_of(run.type));
         const auto time = [&](int tokens) {
-            return cost_of(shape(run.model), run.type, tokens, device(run.device), code, Case::Middle).all();
+            return cost_of(shape(run.model), run.type, tokens, device(run.device), code, Case::Middle,
+                           Version::Measured)
+                .all();
         };
         const double mean =
             std::accumulate(run.steps.begin(), run.steps.end(), 0.0) / static_cast<double>(run.steps.size());
@@ -196,6 +200,64 @@ TEST_CASE("cost model: a pipe that is slower than the issue slots sets the time"
     CHECK(after <= 2 * before);
 }
 
+namespace {
+
+// Instructions for loop_clocks(): the opcode, the clocks until the next one, the scoreboard that counts it (7: none), and a
+// mask of those that it waits for.
+struct Line {
+    uint64_t opcode;
+    int clocks, result;
+    uint64_t waits;
+};
+constexpr uint64_t kWeights = 0x981 | 0x1000, kRead = 0x981, kFromShared = 0x984, kAdd = 0x221, kJump = 0x947;
+
+MachineCode loop_of(const std::vector<Line> &lines) {
+    MachineCode code;
+    for (const Line &l : lines) {
+        code.words.push_back(l.opcode & 0xfff);
+        const uint64_t control = static_cast<uint64_t>(l.clocks) | static_cast<uint64_t>(l.result) << 5 |
+                                 uint64_t{7} << 8 | l.waits << 11;
+        code.controls.push_back(control << 41 | (l.opcode == kWeights ? 1u << 15 : 0u));
+    }
+    return code;
+}
+
+double clocks_of(const std::vector<Line> &lines, int warps, const LoadClocks &loads) {
+    return loop_clocks(loop_of(lines), 0, lines.size(), warps, loads);
+}
+
+}  // namespace
+
+TEST_CASE("cost model: a loop takes what its stalls, scoreboards and loads take") {
+    const std::vector<Line> sums = {{kAdd, 4, 7, 0}, {kAdd, 4, 7, 0}, {kJump, 5, 7, 0}};
+    CHECK(clocks_of(sums, 1, {.memory = 900}) == doctest::Approx(4 + 4 + 5 + 6));
+    // Several warps fill each other's stalls, until each clock has an instruction.
+    CHECK(clocks_of(sums, 4, {.memory = 900}) < 21);
+    const std::vector<Line> dense(30, {kAdd, 1, 7, 0});
+    CHECK(clocks_of(dense, 1, {.memory = 900}) == doctest::Approx(30));
+    CHECK(clocks_of(dense, 4, {.memory = 900}) == doctest::Approx(120).epsilon(0.02));
+    // A load and its use.
+    const std::vector<Line> weights = {{kWeights, 1, 0, 0}, {kAdd, 1, 7, 1}};
+    CHECK(clocks_of(weights, 1, {.memory = 900}) == doctest::Approx(901));
+    CHECK(clocks_of(weights, 4, {.memory = 900}) < 910);
+    // A read beside weights that nothing waits for yet: from L1, from L1 in order, from shared memory.
+    const auto beside = [](uint64_t read) {
+        return std::vector<Line>{{kAdd, 1, 7, 1}, {kWeights, 1, 0, 0}, {read, 1, 1, 0}, {kAdd, 1, 7, 2}};
+    };
+    CHECK(clocks_of(beside(kRead), 1, {.memory = 900, .l1 = 36, .in_order = false}) ==
+          doctest::Approx(902).epsilon(0.01));
+    std::vector<Line> two = beside(kRead);
+    two.push_back({kRead, 1, 1, 0}), two.push_back({kAdd, 1, 7, 2});
+    two.front().waits = 0;
+    CHECK(clocks_of(two, 1, {.memory = 900}) > 900);
+    CHECK(clocks_of(two, 1, {.memory = 900, .in_order = false}) < 90);
+    two[2].opcode = two[4].opcode = kFromShared;
+    CHECK(clocks_of(two, 1, {.memory = 900}) < 90);
+    // Both loads on one scoreboard: the read is there, and still the warp waits for the weights.
+    two[1].result = 1;
+    CHECK(clocks_of(two, 1, {.memory = 900}) > 900);
+}
+
 TEST_CASE("cost model: opcodes of the kernels belong to pipes") {
     CHECK(pipe_of(0x212) == Pipe::Integer);  // LOP3 of registers
     CHECK(pipe_of(0x812) == Pipe::Integer);  // with an immediate
@@ -213,10 +275,10 @@ TEST_CASE("cost model: opcodes of the kernels belong to pipes") {
             CHECK(sum == doctest::Approx(counts->all));
         }
     // A block of 16 x 256 weights is 16 mma of 16 columns; Q4_K and Q5_K have two more for their minimums.
-    CHECK(code.at({90, "Linear<(TileFormat)12, 1, false>"}).block.pipe[static_cast<size_t>(Pipe::Tensor)] ==
-          18);
-    CHECK(code.at({90, "Linear<(TileFormat)14, 1, false>"}).block.pipe[static_cast<size_t>(Pipe::Tensor)] ==
-          16);
+    CHECK(code.at({90, "Linear<(TileFormat)12, 1, false, true>"})
+              .block.pipe[static_cast<size_t>(Pipe::Tensor)] == 18);
+    CHECK(code.at({90, "Linear<(TileFormat)14, 1, false, true>"})
+              .block.pipe[static_cast<size_t>(Pipe::Tensor)] == 16);
 }
 
 TEST_CASE("cost model: the table of instructions is read as it is written, and damaged ones are refused") {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/linear/tiles.h"
 #include "kernels/cuda/runtime/switches.h"
 #include "tests/kernels/cuda/sequence_runner.h"
 #include "tests/simt/simt.h"
@@ -107,13 +108,55 @@ TEST_CASE("cuda backend: the same bits from code for another architecture, and w
         CHECK(run() == expected);
         simt::settings() = {};
     }
-    for (const char *names : {"pdl", "graphs", "prefetch", "carveout", "trigger", "peer", "pdl,graphs"}) {
+    for (const char *names :
+         {"pdl", "graphs", "prefetch", "staging", "carveout", "trigger", "peer", "pdl,graphs"}) {
         CAPTURE(names);
         const Without without(names);
         CHECK(run() == expected);
     }
     const Without without("pdl,grahps");
     CHECK_THROWS_AS(run(), BackendError);
+}
+
+TEST_CASE(
+    "cuda backend: launches fetch the weights of the matrices after them, and the last ones those of the "
+    "next step") {
+    if (!simt::emulated()) return runnel::testing::skip("only the emulator counts bytes");
+    constexpr int64_t kLayers = 2, kWidth = 256, kHidden = 512, kKeys = 128;
+    const TinyProgram tiny({.layers = kLayers,
+                            .width = kWidth,
+                            .feed_forward = kHidden,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim_k = 64,
+                            .head_dim_v = 64,
+                            .type = gguf::Type::Q4_K},
+                           49);
+    const auto fetched = [&](size_t tokens) {
+        Runner runner(cuda::make_cuda_backend(0), tiny.program());
+        simt::take_reports();
+        runner.run(random_tokens(tokens, 50, 10), tokens);
+        uint64_t all = 0;
+        for (const simt::LaunchReport &report : simt::take_reports())
+            for (const auto &[region, traffic] : report.traffic) all += traffic.fetched;
+        return all;
+    };
+    const auto bytes = [](int64_t rows, int64_t cols) {
+        return static_cast<uint64_t>(cuda::tiled_bytes(cuda::TileFormat::Q4_K, rows, cols));
+    };
+    const Program &program = tiny.program();
+    const Weight &logits =
+        program.weights[static_cast<size_t>(std::get<Logits>(program.steps.back()).weight)];
+    // Of q, k and v, which are one launch, the first two.
+    const uint64_t layer = bytes(kWidth, kWidth) + bytes(kKeys, kWidth) + bytes(kWidth, kWidth) +
+                           2 * bytes(kHidden, kWidth) + bytes(kWidth, kHidden);
+    const uint64_t expected = kLayers * layer + bytes(logits.rows, logits.cols);
+    constexpr uint64_t kNorms =
+        2 * kLayers * kWidth * sizeof(float);  // whose last block prepares the next input
+    CHECK(fetched(1) == kNorms + expected);
+    CHECK(fetched(40) == 0);  // of many tokens the weights are a small part of the time
+    const Without without("prefetch");
+    CHECK(fetched(1) == kNorms);
 }
 
 TEST_CASE("cuda backend: switches are read by name") {
@@ -123,6 +166,7 @@ TEST_CASE("cuda backend: switches are read by name") {
     CHECK(switches_without("trigger,graphs") == Switches{.graphs = false, .trigger = false});
     CHECK(switches_without("carveout,prefetch,") == Switches{.prefetch = false, .carveout = false});
     CHECK(switches_without("nccl") == Switches{.nccl = false});
+    CHECK(switches_without("staging") == Switches{.staging = false});
     for (const char *wrong : {"PDL", ",", "pdl graphs", "pdl,,graphs", "all"}) {
         CAPTURE(wrong);
         CHECK_THROWS_AS(switches_without(wrong), BackendError);

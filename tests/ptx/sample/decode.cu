@@ -4,8 +4,8 @@
 namespace runnel::kernels::cuda {
 
 Kernel<LinearParams> sample_of_linear(bool grouped) {
-    return grouped ? kernel_of<Linear<TileFormat::Q4_K, 2, true>>()
-                   : kernel_of<Linear<TileFormat::Q6_K, 1, false>>();
+    return grouped ? kernel_of<Linear<TileFormat::Q4_K, 2, true, false>>()
+                   : kernel_of<Linear<TileFormat::Q6_K, 1, false, true>>();
 }
 
 }  // namespace runnel::kernels::cuda

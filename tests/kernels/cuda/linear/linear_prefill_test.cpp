@@ -30,7 +30,8 @@ void multiply(Stream &stream, By kernel, gguf::Type type, const LinearParams &p,
     const TileFormat format = tile_format(type);
     constexpr int kFew = kLinearGroupTokens;
     if (kernel == By::Few)
-        simt::run_kernel(stream, linear_groups_kernel(format, kFew), {grid, linear_shared(format, kFew)}, p);
+        simt::run_kernel(stream, linear_kernel(format, {kFew, true}),
+                         {grid, linear_shared(format, {kFew, true}, p)}, p);
     else
         simt::run_kernel(stream, linear_prefill_kernel(format), {grid, linear_prefill_shared(format)},
                          {p, format, slice});

@@ -31,7 +31,7 @@ namespace {
 
 // [token][row] of W x with one matrix.
 std::vector<float> multiply(Stream &stream, const Matrix &matrix, const Input &input, int tokens,
-                            uint32_t grid) {
+                            uint32_t grid, bool staged = true) {
     const std::vector<float> poison(static_cast<size_t>(tokens * matrix.rows), NAN);
     const DeviceMemory out = upload(stream, poison, "out");
     LinearParams p = params_for(input, tokens);
@@ -43,8 +43,9 @@ std::vector<float> multiply(Stream &stream, const Matrix &matrix, const Input &i
                    0,
                    matrix.rows,
                    static_cast<int32_t>(matrix.rows)};
-    simt::run_kernel(stream, linear_kernel(tile_format(matrix.type), tokens),
-                     {grid, linear_shared(tile_format(matrix.type), tokens)}, p);
+    const TileFormat format = tile_format(matrix.type);
+    const LinearVersion version{.tokens = tokens, .staged = staged && can_stage(format, tokens)};
+    simt::run_kernel(stream, linear_kernel(format, version), {grid, linear_shared(format, version, p)}, p);
     std::vector<float> y = download(stream, out);
     y.resize(poison.size());
     return y;
@@ -85,6 +86,9 @@ TEST_CASE("cuda linear: every format in the canonical order, for 1 to 16 tokens"
                     multiply(stream, matrix, input, tokens, static_cast<uint32_t>(1 + random() % 3));
                 const auto rows = static_cast<size_t>(tokens * matrix.rows);
                 CHECK(tests::not_canonical(type, y, std::span(expected).first(rows)) == 0);
+                if (tokens > kSmallGroupTokens) continue;
+                const std::vector<float> through_l1 = multiply(stream, matrix, input, tokens, 2, false);
+                CHECK(tests::not_canonical(type, through_l1, std::span(expected).first(rows)) == 0);
             }
         }
     }
@@ -170,6 +174,7 @@ TEST_CASE("cuda linear: several matrices, bias, residual and gate are computed i
         const DeviceMemory other = upload(stream, std::vector<float>(kTokens * 17, NAN), "out");
         const DeviceMemory gated = upload(stream, std::vector<float>(kTokens * 40, NAN), "gated");
 
+        const LinearVersion version{.tokens = kTokens, .staged = can_stage(tile_format(type), kTokens)};
         LinearParams p = params_for(input, kTokens);
         p.matrices = 2;
         p.matrix[0] = {a.tiles.data(),
@@ -180,14 +185,14 @@ TEST_CASE("cuda linear: several matrices, bias, residual and gate are computed i
                        64,
                        40};
         p.matrix[1] = {b.tiles.data(), nullptr, nullptr, other.as<float>(), 0, 17, 17};
-        simt::run_kernel(stream, linear_kernel(tile_format(type), kTokens),
-                         {2, linear_shared(tile_format(type), kTokens)}, p);
+        simt::run_kernel(stream, linear_kernel(tile_format(type), version),
+                         {2, linear_shared(tile_format(type), version, p)}, p);
         p.matrix[0] = {a.tiles.data(), bias.as<const float>(), nullptr, gated.as<float>(), 0, 40, 40};
         p.matrix[1] = {c.tiles.data(), nullptr, nullptr, nullptr, 0, 0, 40};
         p.gate = LinearGate::Silu;
         CHECK(linear_blocks(p) == 1);  // three row tiles, two warps each
-        simt::run_kernel(stream, linear_kernel(tile_format(type), kTokens),
-                         {2, linear_shared(tile_format(type), kTokens)}, p);
+        simt::run_kernel(stream, linear_kernel(tile_format(type), version),
+                         {2, linear_shared(tile_format(type), version, p)}, p);
 
         const std::vector<float> ya = canonical(a, input, kTokens), yb = canonical(b, input, kTokens),
                                  yc = canonical(c, input, kTokens);

@@ -176,6 +176,37 @@ TEST_CASE("doubts: how high is the bandwidth of reads alone?") {
         number(static_cast<double>(bytes) / time / 1e9, "GB/s", 0) + " of reads, 32 KB per block in flight");
 }
 
+TEST_CASE("doubts: do reads from L1 wait for those of a stream beside them?") {
+    Stream stream;
+    prepare(beside_kernel().handle, kBesideShared);
+    const size_t piece = size_t{4} * kDoubtThreads * 16;
+    const size_t bytes = small() ? 8 * piece : std::min(size_t{2} << 30, free_memory(0) / 2) / piece * piece;
+    const DeviceMemory data(bytes, "data"), out(4, "out");
+    name_region(data.data(), bytes, "data", Region::Weights);
+    stream.fill(data.data(), 0x5a, bytes);
+    std::vector<uint32_t> numbers(kTableNumbers);
+    constexpr uint32_t kLine = 32, kLines = kTableNumbers / kLine;
+    for (uint32_t i = 0; i < numbers.size(); ++i)
+        numbers[i] = (5 * (i / kLine) + 3) % kLines * kLine + i % kLine;
+    const simt::Buffer<uint32_t> table(stream, std::span<const uint32_t>(numbers), "table");
+    const auto blocks = static_cast<uint32_t>(
+        properties(0).multiprocessors * std::max(1, resident_blocks(beside_kernel().handle, kBesideShared)));
+    const auto time = [&](bool from_shared, int32_t reads) {
+        return seconds(stream, [&] {
+            launch(stream, beside_kernel(), {blocks, kBesideShared},
+                   {data.data(), static_cast<int64_t>(bytes / 16), table.data(), out.as<uint32_t>(),
+                    from_shared, reads});
+        });
+    };
+    constexpr int32_t kReads = 8;
+    const double alone = time(true, 0), l1 = time(false, kReads), shared = time(true, kReads);
+    CHECK(alone > 0);
+    const auto rate = [&](double t) { return number(static_cast<double>(bytes) / t / 1e9, "GB/s", 0); };
+    answer("reads beside a stream", l1 > 1.1 * shared ? "wait in L1" : "do not wait in L1",
+           "a stream of " + rate(alone) + "; with eight reads of a line after each 2 KB " + rate(l1) +
+               " if they are from L1, " + rate(shared) + " if from shared memory");
+}
+
 TEST_CASE("doubts: does a kernel read host memory as fast as copies do?") {
     Stream stream;
     prepare(fetch_experts_kernel().handle, 0);

@@ -120,8 +120,8 @@ TEST_CASE("cuda faults: weights in memory that may change must not be streamed")
         LinearParams p = params_for(input, 1);
         p.matrices = 1;
         p.matrix[0] = {matrix.tiles.data(), nullptr, nullptr, out.as<float>(), 0, 21, 21};
-        const SharedBytes shared = linear_shared(TileFormat::Q6_K, 1);
-        launch(stream, linear_kernel(TileFormat::Q6_K, 1), {2, shared, false}, p);
+        const SharedBytes shared = linear_shared(TileFormat::Q6_K, {.tokens = 1, .staged = true}, p);
+        launch(stream, linear_kernel(TileFormat::Q6_K, {.tokens = 1, .staged = true}), {2, shared, false}, p);
         stream.wait();
     };
     CHECK(found({}, [&] { multiply(true); }) == "");

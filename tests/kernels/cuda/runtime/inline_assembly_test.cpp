@@ -98,6 +98,8 @@ const std::vector<std::string> kExpected = {
     "ld.global.nc.L1::no_allocate.v4.u32{v.x,v.y,v.z,v.w},[p];",
     "ld.global.nc.L1::no_allocate.v2.u32{v.x,v.y},[p];",
     "ld.global.nc.L1::no_allocate.u32v,[p];",
+    "ld.shared.v4.u32{v.x,v.y,v.z,v.w},[address];",
+    "ld.shared.u32v,[address];",
     "ld.global.nc.v4.u32{v.x,v.y,v.z,v.w},[global];",
     "st.shared.v4.u32[shared_address(shared)],{v.x,v.y,v.z,v.w};",
     // cp.async [to], [from], bytes, bytes to read: the rest is zeros
@@ -105,6 +107,7 @@ const std::vector<std::string> kExpected = {
     "cp.async.commit_group;",
     "cp.async.wait_groupPending;",
     "cp.async.bulk.prefetch.L2.global[p],bytes&~15u;",
+    "prefetch.global.L2[static_cast<constchar*>(p)+at];",
     "prefetch.global.L2[static_cast<constchar*>(p)+at];",
     // ldmatrix: register i is of the matrix whose rows lanes 8i to 8i + 7 point to
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16{r[0],r[1],r[2],r[3]},[shared_address(row)];",

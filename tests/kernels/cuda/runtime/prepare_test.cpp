@@ -88,9 +88,10 @@ TEST_CASE("cuda prepare: outputs are quantized like by a separate launch") {
         p.matrix[0].rows = p.matrix[1].rows = static_cast<int32_t>(c.rows);
         p.matrix[0].out_stride = c.rows;
 
+        const LinearVersion version{.tokens = c.tokens, .staged = can_stage(format, c.tokens)};
         const Prepared after(stream, c.rows, c.tokens, c.forms);
         p.matrix[0].out = after.out.as<float>();
-        simt::run_kernel(stream, linear_kernel(format, c.tokens), {3, linear_shared(format, c.tokens)}, p);
+        simt::run_kernel(stream, linear_kernel(format, version), {3, linear_shared(format, version, p)}, p);
         simt::run_kernel(stream, quantize_kernel(), {static_cast<uint32_t>(c.tokens), kQuantizeShared},
                          after.params(c.rows, c.tokens, norm));
         const auto expected = Prepared::read<unsigned char>(stream, after.packed);
@@ -103,8 +104,8 @@ TEST_CASE("cuda prepare: outputs are quantized like by a separate launch") {
             CAPTURE(grid);
             simt::settings().seed = grid;
             stream.fill(fused.packed.data(), 0, fused.packed.size());
-            simt::run_kernel(stream, linear_kernel(format, c.tokens), {grid, linear_shared(format, c.tokens)},
-                             p);
+            simt::run_kernel(stream, linear_kernel(format, version),
+                             {grid, linear_shared(format, version, p)}, p);
             CHECK(Prepared::read<unsigned char>(stream, fused.packed) == expected);
             CHECK(different(download(stream, fused.out), download(stream, after.out)) == 0);
             if (c.norm) CHECK(different(download(stream, fused.normed), download(stream, after.normed)) == 0);

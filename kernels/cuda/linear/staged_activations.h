@@ -1,0 +1,141 @@
+// The input of a launch, copied into the shared memory of each block, for linear_body.h.
+//
+// A warp reads activations between loads of weights that take a memory latency each. From global memory such a read is a hit in
+// L1, but probably one that waits for the misses of all warps of the multiprocessor before it: on an H200 a third of the samples
+// of Q8_0 stood at such reads (tests/gpu/PREDICTIONS.md). Shared memory answers in some 30 clocks, whatever else is under way.
+// staged_layout.h has its layout.
+#pragma once
+
+#include "kernels/cuda/linear/linear_order.h"
+#include "kernels/cuda/linear/staged_layout.h"
+
+namespace runnel::kernels::cuda {
+
+// The copy of a block. kGrouped: of LinearParams::x_rows rows, with groups; else of its `tokens` rows.
+template <TileFormat F, bool kGrouped>
+struct StagedInput {
+    static constexpr StagedPiece kPiece = staged_piece(F);
+
+    const LinearParams &p;
+    std::byte *copy;
+
+    DEVICE int32_t rows() const { return kGrouped ? p.x_rows : p.tokens; }
+    DEVICE int32_t row_bytes() const { return staged_row_bytes(F, p.cols); }
+    // The groups, then the rows that they read.
+    DEVICE std::byte *lists() const { return copy + rows() * row_bytes(); }
+
+    // Block: copies everything. groups: groups_of().
+    DEVICE void fill(int32_t groups) const {
+        const int32_t blocks = col_blocks32(p.cols), warps = block_threads() / 32;
+        int32_t row = 0, block = warp_index();
+#pragma unroll 1
+        for (std::byte *to = copy + block * kPiece.bytes;; to += warps * kPiece.bytes, block += warps) {
+            for (; block >= blocks; block -= blocks) ++row;
+            if (row >= rows()) break;
+            fill_piece(row, block, to);
+        }
+        cp_async_commit();
+        // Loads and stores, of which a thread has few: they wait for memory together.
+#pragma unroll 1
+        for (int32_t i = thread_index(); i < rows() * blocks; i += block_threads()) {
+            const Activations &x = p.x;
+            const int32_t of = i / blocks;
+            *reinterpret_cast<float *>(copy + i * kPiece.bytes + kPiece.scale) =
+                is_half(F) ? x.half_scales[of] : x.scales[of * x.scales_stride + i - of * blocks];
+        }
+        if constexpr (kGrouped) {
+            auto *const to = reinterpret_cast<TokenGroup *>(lists());
+            auto *const sources = reinterpret_cast<int32_t *>(to + p.tokens);
+#pragma unroll 1
+            for (int32_t i = thread_index(); i < p.tokens; i += block_threads()) {
+                if (i < groups) to[i] = p.groups[i];
+                if (p.sources) sources[i] = p.sources[i];
+            }
+        }
+        cp_async_wait<0>();
+        block_sync();
+    }
+
+    // After fill(): a group, and the row of the input that row `row` of the groups reads.
+    DEVICE TokenGroup group_at(int32_t index) const {
+        const uint32_t at = shared_address(lists()) +
+                            static_cast<uint32_t>(sizeof(TokenGroup)) * static_cast<uint32_t>(index);
+        return {static_cast<int32_t>(lds32(at)), static_cast<int32_t>(lds32(at + 4)),
+                static_cast<int32_t>(lds32(at + 8))};
+    }
+    DEVICE int32_t source(int32_t row) const {
+        if (!kGrouped || !p.sources) return row;
+        const int32_t at = static_cast<int32_t>(sizeof(TokenGroup)) * p.tokens + 4 * row;
+        return static_cast<int32_t>(lds32(shared_address(lists()) + static_cast<uint32_t>(at)));
+    }
+
+  private:
+    // Warp: starts the copy of block `block` of a row, but for its scale.
+    DEVICE void fill_piece(int32_t row, int32_t block, std::byte *to) const {
+        constexpr int32_t kLane = 16 / sizeof(uint16_t);  // values that a lane copies
+        const Activations &x = p.x;
+        const int64_t stride = is_half(F) ? x.halves_stride : x.codes_stride;
+        const int32_t lane = lane_index(), column = kTileCols * block + kLane * lane;
+        if (column < stride)
+            cp_async16(to + 16 * lane, (is_half(F) ? x.halves : x.codes) + row * stride + column);
+        if constexpr (has_minimum(F)) {
+            constexpr int32_t kNumbers = (kPiece.scale - kPiece.sums) / 2;
+            const uint16_t *sums =
+                has_groups_of_16(F) ? x.sums16 + row * x.sums16_stride : x.sums + row * x.sums_stride;
+            if (lane < kNumbers / kLane)
+                cp_async16(to + kPiece.sums + 16 * lane, sums + kNumbers * block + kLane * lane);
+        }
+    }
+};
+
+// A lane's view of the copy: the counterpart of LaneActivations (linear_range.h) for up to four tokens.
+// Column 2t of a product is token t; the columns between have no token and repeat it, and those of tokens that are
+// missing repeat token 0.
+template <TileFormat F>
+struct StagedLane {
+    static constexpr bool kStaged = true;
+    static constexpr int kProducts = 1;
+    static constexpr StagedPiece kPiece = staged_piece(F);
+    // Shared addresses: of the lane's part of the column that it loads, and of the row of the token that its sums belong to.
+    uint32_t column, own;
+
+    template <bool kGrouped>
+    DEVICE StagedLane(const StagedInput<F, kGrouped> &input, TokenGroup group) {
+        const int g = lane_index() >> 2, t = lane_index() & 3;
+        const uint32_t copy = shared_address(input.copy);
+        const auto row_of = [&](int token) {
+            return copy +
+                   static_cast<uint32_t>(input.source(group.first + (token < group.count ? token : 0)) *
+                                         input.row_bytes());
+        };
+        column = row_of(g / 2) + 16 * static_cast<uint32_t>(t);
+        own = row_of(t);
+    }
+    // The operands B of 32 columns.
+    DEVICE uint4 load(int, int32_t block, int group) const { return lds128(at(column, block, 64 * group)); }
+    DEVICE float scale(int, int32_t block) const { return bits_float(lds32(at(own, block, kPiece.scale))); }
+    // The sums (activations.h) of a chunk's two groups of 32, of the lane's token: x has the first parts, y the second.
+    DEVICE uint2 parts(int, int32_t block, int chunk) const {
+        const int32_t first = kPiece.sums + 4 * chunk;
+        return {lds32(at(own, block, first)), lds32(at(own, block, first + 16))};
+    }
+    // Operand B of minimum_sums() for a block: part kPart of the sums of groups k, k + 1, k = 8 kHalf + 2t.
+    template <int kPart, int kHalf>
+    DEVICE uint32_t sums(int, int32_t block) const {
+        constexpr int32_t kParts = has_groups_of_16(F) ? 16 : 8;
+        return lds32(at(column, block, kPiece.sums + 2 * (kPart * kParts + 8 * kHalf)) -
+                     12 * static_cast<uint32_t>(lane_index() & 3));
+    }
+    // Of F16 and BF16: 32 columns of a chunk, and the row's scale.
+    DEVICE uint4 load_halves(int, int32_t chunk, int half) const {
+        return load(0, chunk / 4, 2 * (chunk % 4) + half);
+    }
+    DEVICE float half_scale(int) const { return scale(0, 0); }
+
+  private:
+    static DEVICE uint32_t at(uint32_t row, int32_t block, int32_t offset) {
+        return row + static_cast<uint32_t>(block * kPiece.bytes + offset);
+    }
+};
+
+}  // namespace runnel::kernels::cuda
