@@ -77,7 +77,7 @@ struct Unit {
 };
 
 // Units that share weights are adjacent. groups: groups_of(), or 1 without groups. group_of(i): group number i.
-// kStaged: a version that waits for the rows of no matrix, for which the other kernels have no registers.
+// kStaged: unrolled, so that no step waits for the rows of a matrix. (The other kernels lack the registers for it.)
 template <bool kGrouped, bool kStaged, class GroupOf>
 DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit, const GroupOf &group_of) {
     int32_t tile = kGrouped ? unit / groups : unit;
@@ -132,7 +132,7 @@ struct Linear {
         return {p, reinterpret_cast<std::byte *>(&shared) + kStagedAt<Shared>};
     }
 
-    // In front of the copy of the groups.
+    // Before the groups are copied.
     static DEVICE Unit first_unit(const Params &p, int32_t groups, int32_t unit) {
         return unit_of<kGrouped, kStaged>(p, groups, unit,
                                           [&](int32_t index) { return group_at(p, kTokens, index); });
@@ -416,8 +416,9 @@ Kernel<LinearParams> kernel_of_version(LinearVersion v) {
     if (v.tokens <= kGroupTokens)
         return v.staged ? kernel_of<Linear<F, 1, kGrouped, !is_float(F)>>()
                         : kernel_of<Linear<F, 1, kGrouped, false>>();
-    if (kGrouped || v.tokens <= 2 * kGroupTokens) return kernel_of<Linear<F, 2, kGrouped, false>>();
-    return kernel_of<Linear<F, kGrouped ? 2 : 4, kGrouped, false>>();
+    if constexpr (!kGrouped)
+        if (v.tokens > 2 * kGroupTokens) return kernel_of<Linear<F, 4, false, false>>();
+    return kernel_of<Linear<F, 2, kGrouped, false>>();
 }
 template <TileFormat F>
 Kernel<LinearParams> for_format(LinearVersion v) {

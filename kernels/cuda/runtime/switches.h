@@ -13,10 +13,9 @@
 namespace runnel::kernels::cuda {
 
 struct Switches {
-    bool pdl = true;     // launches that start before the previous one has ended
-    bool graphs = true;  // recorded and replayed launches
-    bool prefetch =
-        true;  // into L2 of the next launch's weights and of cache pages (attention over wide heads)
+    bool pdl = true;       // launches that start before the previous one has ended
+    bool graphs = true;    // recorded and replayed launches
+    bool prefetch = true;  // into L2: the next launch's weights, and cache pages (attention over wide heads)
     bool staging = true;   // inputs of matrices in shared memory; off: read through L1
     bool carveout = true;  // one division of L1 and shared memory for all kernels; off: the driver chooses
     bool peer = true;      // copies from GPU to GPU; off: through host memory

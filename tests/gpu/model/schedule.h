@@ -1,11 +1,12 @@
-// How long the inner loop of a matrix kernel takes when a scheduler runs several warps of it, by what the compiler arranged in the
-// machine code: how many clocks lie between two instructions of a warp, and on which of its six scoreboards an
-// instruction waits for earlier loads.
+// How long the inner loop of a matrix kernel takes when a scheduler runs several warps of it, by what the compiler
+// arranged in the machine code: how many clocks lie between two instructions of a warp, and on which of its six
+// scoreboards an instruction waits for earlier loads.
 //
-// An instruction's second word has this in bits 41 to 57: clocks until the warp's next instruction (4 bits), a hint (1), the scoreboard
-// that counts it until its result is there and the one until its operands are read (3 bits each, 7: none), and a mask of those
-// that must be at zero before it starts (6). (Found by others by experiments: "Dissecting the NVIDIA Volta GPU architecture", Jia et al.
-// 2018; the same bits are in the code for sm_80 to sm_120 that nvcc 13.0 makes.)
+// An instruction's second word has this in bits 41 to 57: clocks until the warp's next instruction (4 bits), a hint
+// (1), the scoreboard that counts it until its result is there and the one until its operands are read (3 bits each,
+// 7: none), and a mask of those that must be at zero before it starts (6). (NVIDIA does not document it; it was found
+// by experiments: Jia et al., "Dissecting the NVIDIA Volta GPU architecture", 2018. The same bits are in the code for
+// sm_80 to sm_120 that nvcc 13.0 makes.)
 #pragma once
 
 #include <cstddef>
