@@ -390,6 +390,13 @@ asan_long := $(asan_long),sparse attention: up to top_k*,cuda backend: logits de
 asan_long := $(asan_long),attention: random shapes*,block attention: random*,block draft: the block gets*,cuda backend: experts agree*
 asan_long := $(asan_long),assistant draft: drafts made together*,hybrid demo: drafts are accepted*,split draft: on*
 asan_long := $(asan_long),cuda indexer: scores and*,append only: the cache*,--prompt-cache auto: a later*
+asan_long := $(asan_long),qwen4exp: logits agree*,deepseek4: logits agree*,deepseek4: as long*,deepseek4: the emulated*
+asan_long := $(asan_long),choice score: tasks*,quantize: sensitivity is measured*,quantize: types with codebooks*,perplexity: a stride*
+asan_long := $(asan_long),processes: drafts of*,divided cache: two*,divided GPUs: forks*,eagle draft: drafts made*,dflash draft: *
+asan_long := $(asan_long),eagle3: on the*,assistant draft: drafts read*,assistant draft: the emulated*,model draft: with any*
+asan_long := $(asan_long),block draft: drafts are*,draft block: on the*,tree: on the*,gpu families: *,next token: three*
+asan_long := $(asan_long),several GPUs: a stored*,resident experts: *,fetched experts: the simulation*,device plan: the predicted*
+asan_long := $(asan_long),--mtp: with --split*,bench: drafts as*,bench: --mtp*,awq: scales*,cuda prepare: outputs of experts*
 asan asan-sample: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \

@@ -182,6 +182,8 @@ class CudaBackend final : public Backend {
                                  second ? kLinearTokens : max_tokens_, plan_.forms_at(cols));
     }
     QuantizeParams quantize_params(const PrepareOp &op) const;
+    LinearParams matrices_of(const LinearOp &op) const;
+    bool prepared_later(const PrepareOp &op) const;
 
     const int device_;
     const DeviceProperties properties_;
@@ -479,11 +481,21 @@ QuantizeParams CudaBackend::quantize_params(const PrepareOp &op) const {
             quantized(width(op.slot), op.buffer)};
 }
 
+// Whether the launches that read the result of `op` prepare it themselves, each of their blocks all of it. (If the launch before
+// them did, one block would work, and all others would wait for it.)
+bool CudaBackend::prepared_later(const PrepareOp &op) const {
+    if (op.routes) return tokens_ == 1;
+    return !op.readers.empty() && std::ranges::all_of(op.readers, [&](TileFormat format) {
+        return stages(launcher_, format, width(op.slot), tokens_);
+    });
+}
+
 void CudaBackend::enqueue(const PrepareOp &op) {
+    if (prepared_later(op)) return;
     launch_exact(quantize_kernel(), tokens_, kQuantizeShared, quantize_params(op));
 }
 
-void CudaBackend::enqueue(const LinearOp &op) {
+LinearParams CudaBackend::matrices_of(const LinearOp &op) const {
     LinearParams params = linear_params(width(op.in));
     params.x = quantized(width(op.in), op.buffer);
     params.x_f32 = slot(op.in);
@@ -499,14 +511,22 @@ void CudaBackend::enqueue(const LinearOp &op) {
         if (part.out != kNoSlot) m.out = slot(part.out), m.out_stride = stride(part.out);
     }
     params.tokens = tokens_;
+    return params;
+}
+
+void CudaBackend::enqueue(const LinearOp &op) {
+    LinearParams params = matrices_of(op);
     params.ahead = ahead_;
-    // A row that is quantized as a whole is the work of one thread block. For more than one such row, a separate
-    // launch is faster.
-    bool prepares = op.prepare.has_value() && tokens_ <= kPreparedTokens;
+    if (op.prepare_input && prepared_later(*op.prepare_input))
+        params.prepare_input = quantize_params(*op.prepare_input);
+    bool prepares = op.prepare && tokens_ <= kPreparedTokens && !prepared_later(*op.prepare);
     if (prepares) {
         params.prepare = quantize_params(*op.prepare);
         params.arrivals = arrivals_.as<uint32_t>();
-        prepares = tokens_ == 1 || !needs_whole_rows(params.prepare);
+        // A row that is quantized as a whole is the work of one thread block. For more than one such row, a separate
+        // launch is faster.
+        prepares =
+            !needs_whole_rows(params.prepare) || prepares_rows(launcher_, op.format, width(op.in), tokens_);
         if (!prepares) params.prepare = {};
     }
     launch_linear(launcher_, params, op.format);
@@ -521,7 +541,12 @@ void CudaBackend::enqueue(const ExpertsOp &op) {
     experts_.enqueue(
         launcher_, op, weights_,
         {memory(step.in), memory(step.logits), memory(step.add), memory(step.out), memory(step.chosen),
-         op.in.empty() ? Activations{} : quantized(op.in_width, op.buffer), tokens_, ahead_});
+         op.in.empty() ? Activations{} : quantized(op.in_width, op.buffer),
+         op.router ? matrices_of(*op.router) : LinearParams{},
+         op.prepare && !prepared_later(*op.prepare) ? quantize_params(*op.prepare) : QuantizeParams{},
+         op.prepare_input && prepared_later(*op.prepare_input) ? quantize_params(*op.prepare_input)
+                                                               : QuantizeParams{},
+         tokens_, ahead_});
 }
 
 void CudaBackend::enqueue(const HeadLinear &op) {

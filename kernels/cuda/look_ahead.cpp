@@ -7,8 +7,12 @@ namespace runnel::kernels::cuda {
 LinearParams::Ahead LookAhead::first_of(size_t from, size_t end, bool logits) const {
     for (size_t i = from; i < end; ++i) {
         const Op &op = plan_.ops[i];
-        if (std::holds_alternative<ExpertsOp>(op) || std::holds_alternative<HeadLinear>(op)) return {};
         const auto *linear = std::get_if<LinearOp>(&op);
+        if (const auto *experts = std::get_if<ExpertsOp>(&op)) {
+            if (!experts->router) return {};
+            linear = &*experts->router;
+        }
+        if (std::holds_alternative<HeadLinear>(op)) return {};
         if (linear == nullptr) continue;
         std::vector<WeightId> ids;
         for (const Linear::Part &part : linear->parts) ids.push_back(part.weight);

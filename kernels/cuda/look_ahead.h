@@ -23,7 +23,7 @@ class LookAhead {
         : program_(program), plan_(plan), weights_(weights), device_(device) {}
 
     // The first weights that operations [from, end) of the plan read, or, if none of them has a matrix and `logits`, the
-    // logits. Nothing if experts or heads come first, whose matrices a launch cannot know or that are small.
+    // logits. Nothing if heads come first, whose matrices are small, or experts, which a launch cannot know; but their router.
     LinearParams::Ahead first_of(size_t from, size_t end, bool logits) const;
 
   private:

@@ -49,6 +49,7 @@ class Planner {
 
     // The step at `i`, and the next one if they are fused.
     void next(size_t &i) {
+        step_ = i;
         expect(!plan_.logits, "steps after the logits");
         if (fuse_gate(i))
             ++i;
@@ -99,11 +100,51 @@ class Planner {
         plan_.widest = std::max(plan_.widest, width(op.slot));
         buffer_ = 1 - buffer_;
         op.buffer = buffer_;
+        op.readers = readers_of(op);
+        op.routes = routes(op);
         if (std::optional<PrepareOp> *by_maker = preparing(op.in))
             *by_maker = op;
         else
             plan_.ops.push_back(op);
         quantized_ = op.slot;
+        prepared_ = std::move(op);
+    }
+    // PrepareOp::readers of a norm, which is the current step: of the matrices right behind it. Its input must not change
+    // before they have read it.
+    std::vector<TileFormat> readers_of(const PrepareOp &op) const {
+        std::vector<TileFormat> readers;
+        if (op.norm == kNoWeight || std::ranges::find(part_.out, op.slot) != part_.out.end()) return {};
+        size_t i = step_ + 1;
+        for (; i < part_.end && reads_slot(program_.steps[i], op.slot); ++i) {
+            const auto *linear = std::get_if<Linear>(&program_.steps[i]);
+            if (linear == nullptr) return {};
+            for (const Linear::Part &part : linear->parts) {
+                if (part.add == op.slot || part.out == op.in || !has_tiles(weight(part.weight).type))
+                    return {};
+                readers.push_back(tile_format(weight(part.weight).type));
+                if (is_float(readers.back())) return {};
+            }
+        }
+        return read_after(i, op.slot) ? std::vector<TileFormat>{} : readers;
+    }
+    // PrepareOp::routes of a norm, which is the current step.
+    bool routes(const PrepareOp &op) const {
+        return op.norm != kNoWeight && is_router(step_ + 1) &&
+               std::get<Linear>(program_.steps[step_ + 1]).in == op.slot && op.in != op.slot &&
+               width(op.slot) <= kMostRouterPrepared && program_.resident_experts == 0;
+    }
+    // Whether steps[i] is the router of the experts in steps[i + 1], such that one launch can compute it and choose
+    // (RouterMatrix).
+    bool is_router(size_t i) const {
+        if (i + 1 >= part_.end) return false;
+        const auto *linear = std::get_if<Linear>(&program_.steps[i]);
+        const auto *experts = std::get_if<Experts>(&program_.steps[i + 1]);
+        if (linear == nullptr || experts == nullptr || linear->parts.size() != 1) return false;
+        const Linear::Part &part = linear->parts[0];
+        const Weight &w = weight(part.weight);
+        return part.out == experts->logits && part.add == kNoSlot && w.type == gguf::Type::F32 &&
+               w.rows == expert_count(program_, *experts) && width(linear->in) % 4 == 0 &&
+               std::ranges::find(part_.out, part.out) == part_.out.end();
     }
     // The prepare field of the last operation, if it can quantize its output and that output is `slot`.
     std::optional<PrepareOp> *preparing(Slot slot) {
@@ -113,6 +154,11 @@ class Planner {
             return linear->output() == slot && !linear->prepare &&
                            weight(linear->parts[0].weight).rows == width(slot)
                        ? &linear->prepare
+                       : nullptr;
+        if (auto *experts = std::get_if<ExpertsOp>(&last))
+            return experts->step.out == slot && experts->step.down != kNoWeight && !experts->prepare &&
+                           experts->out_width == width(slot)
+                       ? &experts->prepare
                        : nullptr;
         auto *attention = std::get_if<AttentionOp>(&last);
         return attention && attention->step.out == slot && !attention->prepare ? &attention->prepare
@@ -170,6 +216,7 @@ class Planner {
         }
         quantize(op.in, op.format);
         op.buffer = buffer_;
+        if (quantized_ == op.in && !prepared_.readers.empty()) op.prepare_input = prepared_;
         for (const Linear::Part &part : op.parts) written(part.out);
         plan_.ops.push_back(std::move(op));
     }
@@ -329,6 +376,7 @@ class Planner {
                      step.gate_scales != kNoWeight || step.up_scales != kNoWeight,
                      false,
                      activation_of(step.act)};
+        take_router(op);
         if (has_in) add_in(op, {step.gate, step.gate_bias, weight(step.gate).rows, 0}, false);
         if (step.up != kNoWeight) add_in(op, {step.up, step.up_bias, weight(step.up).rows, op.width}, true);
         use_floats(step.gate_scales);
@@ -350,6 +398,15 @@ class Planner {
         if (program_.resident_experts > 0) place(op, std::max(program_.resident_experts, r.used));
         plan_.ops.push_back(std::move(op));
         written(step.out);
+    }
+    // Takes the router, which is the last operation.
+    void take_router(ExpertsOp &op) {
+        if (plan_.ops.size() == first_op_ || step_ == 0 || !is_router(step_ - 1)) return;
+        op.router = std::get<LinearOp>(std::move(plan_.ops.back()));
+        plan_.ops.pop_back();
+        if (!prepared_.routes || quantized_ != op.router->in) return;
+        op.prepare_input = prepared_;
+        prepared_.routes = false;  // another router that reads the slot finds it prepared
     }
     // Device memory holds `resident` of the experts.
     void place(ExpertsOp &op, int32_t resident) {
@@ -444,9 +501,11 @@ class Planner {
     Plan plan_;
     Program::Part part_;   // the current one
     size_t first_op_ = 0;  // index of its first operation
+    size_t step_ = 0;      // the current one
     Slot quantized_ = kNoSlot;
-    int buffer_ = 0;      // the buffer that holds `quantized_`
-    int32_t placed_ = 0;  // operations with ExpertsOp::places so far
+    PrepareOp prepared_{};  // what prepares `quantized_`
+    int buffer_ = 0;        // the buffer that holds `quantized_`
+    int32_t placed_ = 0;    // operations with ExpertsOp::places so far
 };
 
 }  // namespace

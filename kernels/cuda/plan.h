@@ -2,8 +2,9 @@
 //
 // Fused steps: RMS norm with the quantization of its result; matrices of one type with the same input, in one
 // launch; bias, scale and residual with the matrix; a gate with its two matrices; norms of heads, RoPE and
-// the append of K and V with attention; adjacent copies; a PrepareOp with the operation before it, if that
-// writes its input. An input of several matrices is quantized once.
+// the append of K and V with attention; adjacent copies; a router with the experts that it chooses; a PrepareOp with the
+// operation before it, if that writes its input, or with the matrices that read its result. An input of several matrices is
+// quantized once, except by the latter.
 #pragma once
 
 #include <algorithm>
@@ -26,6 +27,10 @@ struct PrepareOp {
     WeightId norm = kNoWeight;
     float eps = 0;
     int buffer = 0;
+    // The formats of all matrices that read `slot`, if nothing else does: their launches can prepare it themselves. Else none.
+    std::vector<TileFormat> readers = {};
+    // The router of a mixture reads `slot` first: for one token, its launch can prepare it for all.
+    bool routes = false;
 };
 
 // Up to kLinearMatrices matrices of one format with the same input. With a gate there are two.
@@ -34,8 +39,9 @@ struct LinearOp {
     TileFormat format;
     std::vector<Linear::Part> parts;
     LinearGate gate = LinearGate::None;
-    int buffer = 0;                         // of the quantized input
-    std::optional<PrepareOp> prepare = {};  // prepares the only output, by the same kernel if possible
+    int buffer = 0;                               // of the quantized input
+    std::optional<PrepareOp> prepare = {};        // prepares the only output, by the same kernel if possible
+    std::optional<PrepareOp> prepare_input = {};  // what prepares `in`, if that has PrepareOp::readers
 
     // The slot of the only output, if there is one.
     Slot output() const { return parts.size() == 1 || gate != LinearGate::None ? parts[0].out : kNoSlot; }
@@ -78,6 +84,12 @@ struct ExpertsOp {
     bool scaled;                         // gate or up has scales: they are separate launches
     bool fused;                          // the launch of gate and up also applies the activation
     ActivationKind activation;
+    // The matrix that makes the logits, if the launch that chooses the experts can compute it.
+    std::optional<LinearOp> router = {};
+    // Prepares the output, by the launch of the sum if there are few tokens.
+    std::optional<PrepareOp> prepare = {};
+    // What prepares the input, if it has PrepareOp::routes; then there is a router.
+    std::optional<PrepareOp> prepare_input = {};
     int32_t places = 0;  // how many experts device memory holds at a time (expert_places.h); 0: all
     int32_t placed = 0;  // with places: the number of this operation among those that have places
 };

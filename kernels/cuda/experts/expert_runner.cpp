@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/linear/quantize.h"
 #include "kernels/cuda/runtime/memory_need.h"
 #include "kernels/cuda/steps/elementwise.h"
@@ -11,6 +10,9 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr const char *kMemoryName = "experts";
+
+// In arrivals_: the router's counter, then those of the sums, then those of gate and up.
+constexpr int64_t kSumArrivals = 1, kOtherArrivals = kSumArrivals + kLinearTokens;
 
 RouteScore score_of(Routing::Score score) {
     switch (score) {
@@ -40,10 +42,12 @@ struct ExpertRunner::Sizes {
     int64_t rows = 0, groups = 0;     // groups: of the longer list
     int64_t hidden = 0, results = 0;  // floats
     int64_t packed = 0;               // bytes
+    int64_t arrivals = 0;
 };
 
 ExpertRunner::Sizes ExpertRunner::sizes(const Plan &plan, int32_t max_tokens) {
     Sizes all;
+    int64_t few = 0;  // LinearParams::arrivals
     for (const Op &op : plan.ops) {
         const auto *experts = std::get_if<ExpertsOp>(&op);
         if (experts == nullptr) continue;
@@ -52,9 +56,11 @@ ExpertRunner::Sizes ExpertRunner::sizes(const Plan &plan, int32_t max_tokens) {
         all.groups = std::max(all.groups, std::min(rows, experts->experts + rows / kSmallGroupTokens));
         if (!experts->in.empty()) all.hidden = std::max(all.hidden, rows * stride_of(2 * experts->width));
         if (experts->step.down == kNoWeight) continue;
+        few = std::max(few, kPreparedTokens * experts->step.routing.used * col_blocks(experts->width));
         all.results = std::max(all.results, rows * stride_of(experts->out_width));
         all.packed = std::max(all.packed, activation_bytes(experts->width, rows, forms_of(experts->down)));
     }
+    all.arrivals = kOtherArrivals + few;
     return all;
 }
 
@@ -63,7 +69,7 @@ size_t ExpertRunner::bytes(const Program &program, const Plan &plan, int32_t max
     if (s.rows == 0) return 0;
     return PlaceRunner::bytes(program, plan) +
            static_cast<size_t>(s.rows * 6 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
-                               (s.hidden + s.results) * 4 + s.packed + 8);
+                               (s.hidden + s.results + s.arrivals) * 4 + s.packed + 8);
 }
 
 ExpertRunner::ExpertRunner(Stream &stream, const DeviceProperties &device, const Program &program,
@@ -83,12 +89,15 @@ ExpertRunner::ExpertRunner(Stream &stream, const DeviceProperties &device, const
     // A round also quantizes the rows of later ones, which nothing has written yet.
     if (PlaceRunner::bytes(program, plan) > 0 && s.hidden > 0) stream.fill(hidden_.data(), 0, hidden_.size());
     packed_ = memory(s.packed);
+    arrivals_ = memory(4 * s.arrivals);
+    stream.fill(arrivals_.data(), 0, arrivals_.size());
     prepare(route_kernel().handle, kRouteShared);
     prepare(group_rows_kernel().handle, kGroupRowsShared);
     prepare(route_groups_kernel().handle, kRouteGroupsShared);
-    prepare(combine_kernel().handle, 0);
+    prepare(combine_kernel().handle, kCombineShared);
     for (const Op &op : plan.ops)
         if (const auto *experts = std::get_if<ExpertsOp>(&op)) {
+            if (experts->router) prepare_linear(device, experts->router->format, max_tokens);
             for (const ExpertsOp::In &in : experts->in) prepare_experts(device, in.format, max_tokens);
             if (experts->step.down != kNoWeight) prepare_experts(device, experts->down, max_tokens);
         }
@@ -115,15 +124,10 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
         if (step.down == kNoWeight) return write_hidden(launcher, op, operands, rows);
         down(launcher, op, weights, operands, groups, round + 1 == rounds);
     }
-    const auto width = static_cast<int32_t>(op.out_width);
-    launcher.run(combine_kernel(), (int64_t{operands.tokens} * width + 255) / 256, 0,
-                 {results_.as<const float>(), rows_.as<const int32_t>(),
-                  step.weights_on_input ? nullptr : weights_.as<const float>(), operands.add.data,
-                  operands.out.data, stride_of(width), operands.add.stride, operands.out.stride,
-                  operands.tokens, step.routing.used, width});
+    sum(launcher, op, operands);
 }
 
-// Few tokens: their rows are grouped by the same launch (at_once).
+// Few tokens: the same launch computes the logits and groups the rows (at_once).
 void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                          const Operands &operands, bool at_once) {
     const Routing &r = op.step.routing;
@@ -144,12 +148,29 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
                              weights_.as<float>(),
                              operands.chosen.data,
                              operands.chosen.stride};
+    const bool has_router = operands.router.matrices > 0;
     if (at_once)
-        launcher.run_exactly(route_groups_kernel(), 1, kRouteGroupsShared,
-                             {params, group_params(op, weights, operands.tokens * r.used)});
-    else
-        launcher.run_exactly(route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens,
-                             kRouteShared, params);
+        return launcher.run_exactly(route_groups_kernel(), has_router ? router_blocks(op.experts) : 1,
+                                    kRouteGroupsShared,
+                                    {params, group_params(op, weights, operands.tokens * r.used),
+                                     has_router ? router_matrix(operands) : RouterMatrix{}});
+    if (has_router) launch_linear(launcher, operands.router, op.router->format);
+    launcher.run_exactly(route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens, kRouteShared,
+                         params);
+}
+
+RouterMatrix ExpertRunner::router_matrix(const Operands &operands) const {
+    const LinearParams &p = operands.router;
+    const LinearMatrix &m = p.matrix[0];
+    return {m.tiles,
+            m.bias,
+            p.x_f32,
+            p.x_stride,
+            p.cols,
+            m.scale,
+            m.out,
+            arrivals_.as<uint32_t>(),
+            operands.prepare_input};
 }
 
 GroupRowsParams ExpertRunner::group_params(const ExpertsOp &op, const DeviceWeights &weights,
@@ -187,6 +208,10 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
     const int64_t stride = stride_of(2 * op.width);
     for (const ExpertsOp::In &in : op.in) {
         LinearParams p = linear_params(op.in_width);
+        if (prepares_hidden(op, operands.tokens)) {
+            p.prepare = quantize_hidden(op, operands, rows.rows);
+            p.arrivals = arrivals_.as<uint32_t>() + kOtherArrivals;
+        }
         p.x = operands.input;
         p.x_f32 = operands.in.data;
         p.x_stride = operands.in.stride;
@@ -217,26 +242,41 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
 void ExpertRunner::write_hidden(Launcher &launcher, const ExpertsOp &op, const Operands &operands,
                                 int32_t rows) {
     const auto width = static_cast<int32_t>(op.width);
-    launcher.run(combine_kernel(), (int64_t{rows} * width + 255) / 256, 0,
+    launcher.run(combine_kernel(), combine_blocks(rows, width), kCombineShared,
                  {hidden_.as<const float>(), rows_.as<const int32_t>(), nullptr, nullptr, operands.out.data,
                   stride_of(2 * op.width), 0, op.width, rows, 1, width});
 }
 
+// Whether the launch of gate and up quantizes its output for `down`.
+bool ExpertRunner::prepares_hidden(const ExpertsOp &op, int32_t tokens) const {
+    if (op.step.down == kNoWeight || !op.fused || tokens > kPreparedTokens) return false;
+    const ActivationForms forms = forms_of(op.down);
+    return forms.integers && !forms.halves;
+}
+
+QuantizeParams ExpertRunner::quantize_hidden(const ExpertsOp &op, const Operands &operands,
+                                             int32_t rows) const {
+    const bool given = op.in.empty();  // h is the input, one row for each pair
+    return {given ? operands.in.data : hidden_.as<const float>(),
+            nullptr,
+            nullptr,
+            0,
+            static_cast<int32_t>(op.width),
+            given ? op.width : stride_of(2 * op.width),
+            place_activations(packed_.data(), op.width, rows, forms_of(op.down))};
+}
+
 void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                         const Operands &operands, const ExpertRows &rows, bool last) {
-    const bool given = op.in.empty();  // h is the input, one row for each pair
-    const float *hidden = given ? operands.in.data : hidden_.as<const float>();
-    const int64_t stride = given ? op.width : stride_of(2 * op.width);
+    const QuantizeParams hidden = quantize_hidden(op, operands, rows.rows);
     LinearParams p = linear_params(op.width);
-    if (given) p.sources = sources_.as<const int32_t>();
+    if (op.in.empty()) p.sources = sources_.as<const int32_t>();
     if (op.places == 0) p.x_rows = rows.rows;
-    if (const ActivationForms forms = forms_of(op.down); forms.any()) {
-        p.x = place_activations(packed_.data(), op.width, rows.rows, forms);
-        launcher.run_exactly(quantize_kernel(), rows.rows, kQuantizeShared,
-                             {hidden, nullptr, nullptr, 0, static_cast<int32_t>(op.width), stride, p.x});
-    }
-    p.x_f32 = hidden;
-    p.x_stride = stride;
+    p.x = hidden.out;
+    if (forms_of(op.down).any() && !prepares_hidden(op, operands.tokens))
+        launcher.run_exactly(quantize_kernel(), rows.rows, kQuantizeShared, hidden);
+    p.x_f32 = hidden.x;
+    p.x_stride = hidden.x_stride;
     p.matrices = 1;
     p.matrix[0].tiles = weights.tiles(op.step.down);
     p.matrix[0].bias = bias(op, weights, op.step.down_bias);
@@ -245,6 +285,27 @@ void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWei
     p.matrix[0].out_stride = stride_of(op.out_width);
     if (last) p.ahead = operands.ahead;
     launch_experts(launcher, p, op.down, rows);
+}
+
+void ExpertRunner::sum(Launcher &launcher, const ExpertsOp &op, const Operands &operands) {
+    const auto width = static_cast<int32_t>(op.out_width);
+    CombineParams p{results_.as<const float>(),
+                    rows_.as<const int32_t>(),
+                    op.step.weights_on_input ? nullptr : weights_.as<const float>(),
+                    operands.add.data,
+                    operands.out.data,
+                    stride_of(width),
+                    operands.add.stride,
+                    operands.out.stride,
+                    operands.tokens,
+                    op.step.routing.used,
+                    width};
+    const bool has_next = operands.prepare.x != nullptr,
+               prepares = has_next && operands.tokens <= kLinearTokens;
+    if (prepares) p.prepare = operands.prepare, p.arrivals = arrivals_.as<uint32_t>() + kSumArrivals;
+    launcher.run(combine_kernel(), combine_blocks(operands.tokens, width), kCombineShared, p);
+    if (has_next && !prepares)
+        launcher.run_exactly(quantize_kernel(), operands.tokens, kQuantizeShared, operands.prepare);
 }
 
 }  // namespace runnel::kernels::cuda

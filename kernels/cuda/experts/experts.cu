@@ -1,9 +1,12 @@
-// Routing, grouping of rows and the final sum; see experts.h. They move few bytes; the launch dominates.
+// The router, routing, grouping of rows and the final sum; see experts.h. They move few bytes, and starting a launch costs more
+// than its work: so the last block to finish one piece of work often does the next.
 // Every block of group_rows recomputes the histogram instead of using one more launch: 4 bytes per pair and
 // expert from L2, 8 MB for 2048 tokens of 128 experts.
 #include "kernels/cuda/experts/experts.h"
 
+#include "kernels/cuda/experts/router_row.h"
 #include "kernels/cuda/linear/linear_prefill.h"
+#include "kernels/cuda/linear/quantize_row.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/runtime/math.h"
 #include "kernels/cuda/runtime/softplus.h"
@@ -321,24 +324,75 @@ struct GroupRows {
 // --- route and group rows of few tokens --------------------------------------------------------------------
 
 // By pair (expert), and by row (starts).
-struct RouteGroupsShared {
+struct alignas(16) RouteGroupsShared {
+    // While the router is computed, this is other memory: each warp has 32 sums per token at the start of its part, or, if the
+    // input of one token is prepared here, all of it is that row, followed by 32 sums per warp.
     RouteShared route;
+    QuantizeShared quantize;
     int32_t expert[kRouteGroupsPairs];
     int32_t starts[kRouteGroupsPairs];  // 1: a group begins with this row
+    int32_t is_last;
 };
 static_assert(sizeof(RouteGroupsShared) == kRouteGroupsShared);
 
-// One block, with a warp per token and then a thread per pair.
+// A block computes the logits of 8 experts; the last one then routes with a warp per token, and groups with a thread per pair.
 struct RouteGroups {
     using Params = RouteGroupsParams;
     static constexpr const char *kName = "route_groups";
     static constexpr int kThreads = 32 * kRouteTokens, kBlocks = 1;
-    static_assert(kThreads == kRouteGroupsPairs);
+    static_assert(kThreads == kRouteGroupsPairs && kThreads == 32 * kRouterRows &&
+                  kMaxExperts >= 32 * kRouteTokens &&
+                  sizeof(RouteShared) >= 4 * (kMostRouterPrepared + 32 * kRouterRows));
 
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<RouteGroupsShared>();
+        if (p.router.tiles == nullptr) {
+            grid_dep_wait();
+            grid_dep_trigger();
+            route_and_group(p, shared);
+            return;
+        }
+        const int32_t expert = block_index() * kRouterRows + warp_index(), last = p.route.experts - 1;
+        RouterRow row(p.router, expert < last ? expert : last);
+        if (block_index() == 0) fetch_norm(p.router.prepare_input);
         grid_dep_wait();
         grid_dep_trigger();
+        if (p.router.prepare_input.x != nullptr) {
+            auto *const normed = reinterpret_cast<float *>(&shared.route);
+            float *const sums = normed + kMostRouterPrepared;
+            prepare_input(p.router.prepare_input, normed, shared.quantize);
+            row.multiply(p.router, p.route, expert, normed, sums + 32 * warp_index());
+        } else {
+            row.multiply(p.router, p.route, expert, p.router.x, shared.route.warp[warp_index()].p);
+        }
+        block_sync();
+        if (thread_index() == 0) {
+            const auto others = static_cast<uint32_t>(block_count()) - 1;
+            fence_gpu();
+            shared.is_last = atomic_inc_wrap_u32(p.router.arrivals, others) == others;
+            if (shared.is_last) fence_gpu();  // all threads see the other blocks' logits after the barrier
+        }
+        block_sync();
+        if (shared.is_last) route_and_group(p, shared);
+    }
+
+    // Block collective: normalizes the input of one token into shared memory, and writes the block's share of it.
+    static DEVICE void prepare_input(const QuantizeParams &q, float *normed, QuantizeShared &shared) {
+        prepare_row(q, 0, shared, q.out.halves != nullptr,
+                    [&](int group, const float(&v)[8], HalfScale halves) {
+                        const int k = group * kActivationGroup + activation_first(lane_index());
+#pragma unroll
+                        for (int h = 0; h < 2; ++h)
+                            if (k + 16 * h < q.width)
+                                *reinterpret_cast<float4 *>(normed + k + 16 * h) =
+                                    float4{v[4 * h], v[4 * h + 1], v[4 * h + 2], v[4 * h + 3]};
+                        if (group % block_count() == block_index()) store_group(q, 0, group, v, halves);
+                    });
+        block_sync();
+    }
+
+    // Block collective.
+    static DEVICE void route_and_group(const Params &p, RouteGroupsShared &shared) {
         if (warp_index() < p.route.tokens)
             Route::route_token(p.route, warp_index(), shared.route.warp[warp_index()]);
         block_sync();
@@ -376,21 +430,65 @@ struct RouteGroups {
 
 // --- combine -----------------------------------------------------------------------------------------------
 
+struct alignas(16) CombineShared {
+    QuantizeShared quantize;
+    int32_t is_last;
+};
+static_assert(sizeof(CombineShared) == kCombineShared);
+
 struct Combine {
     using Params = CombineParams;
     static constexpr const char *kName = "combine";
-    static constexpr int kThreads = 256, kBlocks = 4;
+    static constexpr int kThreads = kCombineCols, kBlocks = 3;
+
+    // The sum of a column of a token. The loads of several experts do not wait for each other.
+    static DEVICE float sum_of(const Params &p, int32_t token, int32_t col) {
+        constexpr int32_t kAtOnce = 8;
+        const int64_t pairs = int64_t{token} * p.used;
+        float sum = p.add ? p.add[token * p.add_stride + col] : 0.0f;
+#pragma unroll 1
+        for (int32_t first = 0; first < p.used; first += kAtOnce) {
+            int64_t pair[kAtOnce];  // behind the last expert: that one again
+            int32_t row[kAtOnce];
+            float y[kAtOnce], weight[kAtOnce];
+#pragma unroll
+            for (int32_t i = 0; i < kAtOnce; ++i) {
+                pair[i] = pairs + (first + i < p.used ? first + i : p.used - 1);
+                row[i] = p.rows[pair[i]];
+                weight[i] = p.weights ? p.weights[pair[i]] : 1.0f;
+            }
+#pragma unroll
+            for (int32_t i = 0; i < kAtOnce; ++i) y[i] = p.y[row[i] * p.y_stride + col];
+#pragma unroll
+            for (int32_t i = 0; i < kAtOnce; ++i)
+                if (first + i < p.used) sum = fma_rn(weight[i], y[i], sum);
+        }
+        return sum;
+    }
+
+    // Block collective, after a block has written its part of a row: the block that completes the row quantizes it.
+    static DEVICE void prepare(const Params &p, int32_t token, int32_t parts, CombineShared &shared) {
+        block_sync();
+        if (thread_index() == 0) {
+            const auto others = static_cast<uint32_t>(parts) - 1;
+            fence_gpu();
+            shared.is_last = atomic_inc_wrap_u32(p.arrivals + token, others) == others;
+            if (shared.is_last) fence_gpu();  // all threads see the other blocks' columns after the barrier
+        }
+        block_sync();
+        if (shared.is_last) quantize_row(p.prepare, token, shared.quantize);
+        block_sync();
+    }
 
     static DEVICE void run(const Params &p) {
+        if (block_index() == 0) fetch_norm(p.prepare);
         grid_dep_wait();
         grid_dep_trigger();
-        const int64_t all = int64_t{p.tokens} * p.width, step = int64_t{block_count()} * block_threads();
-        for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < all; i += step) {
-            const int64_t token = i / p.width, col = i % p.width;
-            float sum = p.add ? p.add[token * p.add_stride + col] : 0.0f;
-            for (int64_t pair = token * p.used; pair < (token + 1) * p.used; ++pair)
-                sum = fma_rn(p.weights ? p.weights[pair] : 1.0f, p.y[p.rows[pair] * p.y_stride + col], sum);
-            p.out[token * p.out_stride + col] = sum;
+        const int32_t parts = divided_up(p.width, kCombineCols);
+        for (int32_t unit = block_index(); unit < p.tokens * parts; unit += block_count()) {
+            const int32_t token = unit / parts, col = (unit - token * parts) * kCombineCols + thread_index();
+            if (col < p.width) p.out[token * p.out_stride + col] = sum_of(p, token, col);
+            if (p.prepare.x != nullptr) prepare(p, token, parts, shared_memory<CombineShared>());
         }
     }
 };

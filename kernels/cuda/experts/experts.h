@@ -59,18 +59,40 @@ struct GroupRowsParams {
 Kernel<GroupRowsParams> group_rows_kernel();
 inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 4);
 
-// Does what route and group_rows do, in one block, for up to kRouteTokens tokens and without places. `many` is not written: so few
-// tokens do not need it.
+// The router: a matrix in F32 whose outputs are the logits. They are those of linear.h, to the bit. cols: a multiple of 4.
+struct RouterMatrix {
+    const std::byte *tiles = nullptr;  // null: the logits are there already
+    const float *bias = nullptr;       // [experts] or null
+    const float *x = nullptr;          // [tokens][x_stride], rows 16-byte aligned
+    int64_t x_stride = 0;
+    int32_t cols = 0;
+    float scale = 1;
+    float *logits = nullptr;       // [tokens][stride]: RouteParams::logits
+    uint32_t *arrivals = nullptr;  // one, zero before and after a launch
+    // prepare_input.x is the input, which no launch has prepared, of one token and up to kMostRouterPrepared columns: every block
+    // normalizes it, and together they write prepare_input.out. `x` is not used then. Null x: none.
+    QuantizeParams prepare_input = {};
+};
+inline constexpr int kRouterRows = 8;  // experts of a block, each of which is the work of a warp
+inline constexpr int kMostRouterPrepared = 8192;
+
+// Does what route and group_rows do, for up to kRouteTokens tokens and without places. With a router, router_blocks() blocks
+// compute the logits, and the last of them to finish chooses and groups; without one, there is a single block. `many` is not
+// written: so few tokens do not need it.
 struct RouteGroupsParams {
     RouteParams route;
     GroupRowsParams groups;  // chosen, weights and pairs: those of `route`
+    RouterMatrix router = {};
 };
 Kernel<RouteGroupsParams> route_groups_kernel();
 inline constexpr int kRouteGroupsPairs = kRouteTokens * kMaxUsedExperts;
-inline constexpr size_t kRouteGroupsShared = kRouteShared + 2 * kRouteGroupsPairs * 4;
+inline constexpr size_t kRouteGroupsShared = kRouteShared + kQuantizeShared + 2 * kRouteGroupsPairs * 4 + 16;
+constexpr int64_t router_blocks(int64_t experts) {
+    return (experts + kRouterRows - 1) / kRouterRows;
+}
 
-// out[t] = add[t] (or 0), then out = fma(weight, y[row], out) for its experts in ascending order. Any grid. (With `used` 1
-// and no weights, it moves the rows to the places of their pairs.)
+// out[t] = add[t] (or 0), then out = fma(weight, y[row], out) for its experts in ascending order. Any grid; a block takes
+// kCombineCols columns of a token at a time. (With `used` 1 and no weights, it moves the rows to the places of their pairs.)
 struct CombineParams {
     const float *y;        // [row][y_stride]
     const int32_t *rows;   // [pair]
@@ -79,7 +101,15 @@ struct CombineParams {
     float *out;
     int64_t y_stride, add_stride, out_stride;
     int32_t tokens, used, width;
+    // prepare.x is `out`: the block that completes a row quantizes it for the next launch. Null x: none.
+    QuantizeParams prepare{};
+    uint32_t *arrivals = nullptr;  // one per token, zero before and after a launch
 };
 Kernel<CombineParams> combine_kernel();
+inline constexpr int kCombineCols = 256;
+inline constexpr size_t kCombineShared = kQuantizeShared + 16;
+constexpr int64_t combine_blocks(int64_t tokens, int64_t width) {
+    return tokens * ((width + kCombineCols - 1) / kCombineCols);
+}
 
 }  // namespace runnel::kernels::cuda

@@ -86,12 +86,16 @@ struct LinearParams {
     // A row has column_ranges(range_blocks) ranges: the number of its blocks; or 1 if it is a range of a longer row, as only
     // those of heads with quantized weights can be.
     int32_t range_blocks = 0;
-    // For launches without groups, of up to kPreparedTokens tokens, with one output (one matrix, or a gate):
+    // For launches of up to kPreparedTokens tokens or rows of a group, with one output (one matrix, or a gate):
     // prepare.x is that output, and the block that completes a group of 256 of its columns quantizes them for
-    // the next launch. If quantization needs whole rows, there is one token, and the block that completes the
-    // row prepares it. prepare.out is not x, which other blocks still read.
+    // the next launch. If quantization needs whole rows, there is one token and are no groups, and the block that completes the
+    // row prepares it: not in versions of quantized weights with their input in shared memory, whose code would grow too large. prepare.out is not x, which other blocks still read.
     QuantizeParams prepare{};
-    uint32_t *arrivals = nullptr;  // one per group of 256 rows: zero before and after a launch
+    uint32_t *arrivals =
+        nullptr;  // one per group of 256 columns, of each group of rows: zero before and after a launch
+    // prepare_input.x is the input, which no launch has prepared: every block normalizes and quantizes all of it. Only for versions
+    // with their input in shared memory, without groups; `x` is not used then. Null x: none.
+    QuantizeParams prepare_input{};
     // Weights that a later launch reads first (look_ahead.h): each block fetches its share of them into L2 when it is done.
     // 16-byte aligned; bytes: a multiple of 16, below 4 GB. (Only by versions with their input in shared memory.)
     struct Ahead {
@@ -130,6 +134,11 @@ size_t linear_shared(TileFormat format, LinearVersion version, const LinearParam
 // Whether there is a staged version. (Of groups for lists of experts, not for heads.)
 constexpr bool can_stage(TileFormat format, int tokens) {
     return tokens <= kSmallGroupTokens && !is_float(format);
+}
+
+// Whether a version can prepare outputs whose quantization needs whole rows.
+constexpr bool can_prepare_rows(TileFormat format, LinearVersion version) {
+    return version.tokens == 1 && !version.grouped && (!version.staged || is_half(format));
 }
 
 // The formats with codebooks, and NVFP4: their kernels are in separate files.

@@ -9,7 +9,8 @@
 // The input of the next launch can be quantized here (LinearParams::prepare), by the block that happens to
 // complete it. This saves a launch and the gap before it, about 1.3 us inside a graph on an H100. A block
 // counts its tiles after it has done them all, so the loop is unaffected and no block waits for
-// another.
+// another. A norm needs whole rows: one block would do it while all others wait, so the launches that read its result do it
+// at their start instead, every block for itself (LinearParams::prepare_input).
 //
 // Bytes: each weight once, 16 bytes per lane and load; activations 2 n per column and multiprocessor, or, where they are
 // copied into shared memory (staged_activations.h), per block; outputs 4 n per row.
@@ -36,8 +37,9 @@ constexpr int slots_of(TileFormat format, int groups, bool grouped, bool staged)
     const bool one =
         groups == 1 && (format == TileFormat::Q6_K || format == TileFormat::IQ4_XS ||
                         (!grouped && (format == TileFormat::Q5_1 || format == TileFormat::Q2_K)));
-    const bool staged_one = staged && grouped && format == TileFormat::Q5_K;
-    return one || staged_one ? 1 : 4 / groups;
+    const bool grouped_one =
+        groups == 1 && grouped && format == (staged ? TileFormat::Q5_K : TileFormat::Q4_K);
+    return one || grouped_one ? 1 : 4 / groups;
 }
 
 template <int kGroups, int kSlots>
@@ -128,6 +130,9 @@ struct Linear {
     static constexpr bool kShort =
         short_of_registers(F, kGroups, kGrouped) || (kStaged && F == TileFormat::Q4_K);
 
+    // Whether it prepares outputs that need whole rows (can_prepare_rows()).
+    static constexpr bool kWholeRows = !kGrouped && (!kStaged || is_half(F));
+
     static DEVICE StagedInput<F, kGrouped> staged(const Params &p, Shared &shared) {
         return {p, reinterpret_cast<std::byte *>(&shared) + kStagedAt<Shared>};
     }
@@ -180,6 +185,13 @@ struct Linear {
                 load_half_chunk(first_chunk(start), main.main);
             else if constexpr (!is_float(F))
                 load_block<F>(first_block(p, start), main, side);
+        }
+        // Fetches it into L2 instead.
+        DEVICE void fetch(const Params &p, const std::byte *start) const {
+            if constexpr (is_half(F))
+                prefetch_l2_by_warp(first_chunk(start), tile_layout(F).chunk);
+            else
+                prefetch_block<F>(p, start, range.begin);
         }
     };
 
@@ -269,24 +281,31 @@ struct Linear {
 
     // --- LinearParams::prepare ---
 
-    // Lists the groups of outputs that the team's units `unit`, `unit` + `step`, ... (one per lane) complete.
-    // Called by the team's first warp, after all outputs of the block are written.
-    static DEVICE void arrive(const Params &p, Shared &shared, int team, int32_t units, int32_t unit,
-                              int32_t step) {
+    // Groups of 256 outputs of a row.
+    static DEVICE int32_t output_groups(const Params &p) {
+        return static_cast<int32_t>((row_tiles(p.matrix[0].rows) + kGroupTiles - 1) / kGroupTiles);
+    }
+
+    // Lists the groups of outputs that the team's units `unit`, `unit` + `step`, ... (one per lane) complete: with groups of
+    // tokens those of each, one after the other. Called by the team's first warp, after all outputs of the block are written.
+    static DEVICE void arrive(const Params &p, Shared &shared, int team, int32_t groups, int32_t units,
+                              int32_t unit, int32_t step) {
         const auto tiles = static_cast<int32_t>(row_tiles(p.matrix[0].rows));
-        const bool whole = needs_whole_rows(p.prepare);
-        const int32_t mine = unit + lane_index() * step, group = whole ? 0 : mine / kGroupTiles;
+        const bool whole = kWholeRows && needs_whole_rows(p.prepare);
+        const int32_t mine = unit + lane_index() * step;
+        const int32_t group = whole ? 0 : (kGrouped ? mine / groups : mine) / kGroupTiles;
+        const int32_t counter = kGrouped ? mine % groups * output_groups(p) + group : group;
         bool last = false;
         if (mine < units) {
             const int32_t left = tiles - kGroupTiles * group;
             const int32_t others = (whole || left < kGroupTiles ? left : kGroupTiles) - 1;
             fence_gpu();
-            last = atomic_inc_wrap_u32(p.arrivals + group, static_cast<uint32_t>(others)) ==
+            last = atomic_inc_wrap_u32(p.arrivals + counter, static_cast<uint32_t>(others)) ==
                    static_cast<uint32_t>(others);
             if (last) fence_gpu();  // all threads see other blocks' writes after the next barrier
         }
         const uint32_t all = ballot(last);
-        if (last) shared.complete[team][popc(all & ((1u << lane_index()) - 1u))] = group;
+        if (last) shared.complete[team][popc(all & ((1u << lane_index()) - 1u))] = counter;
         if (lane_index() == 0) shared.complete_count[team] = popc(all);
     }
 
@@ -295,24 +314,24 @@ struct Linear {
         for (int team = 0; team < teams; ++team) {
             const int32_t count = shared.complete_count[team];
             if (count == 0) continue;
-            if (needs_whole_rows(p.prepare)) {  // then there is one token
-                quantize_row(p.prepare, 0, shared.quantize);
-                continue;
+            if constexpr (kGrouped) {
+                const int32_t each = output_groups(p);
+                for (int32_t i = warp_index(); i < count * kTokens; i += kWarps) {
+                    const int32_t counter = shared.complete[team][i / kTokens];
+                    const TokenGroup group = group_at(p, kTokens, counter / each);
+                    if (i % kTokens < group.count)
+                        quantize_group_of(p.prepare, group.first + i % kTokens, counter % each);
+                }
+            } else {
+                if constexpr (kWholeRows)
+                    if (needs_whole_rows(p.prepare)) {  // then there is one token
+                        quantize_row(p.prepare, 0, shared.quantize);
+                        continue;
+                    }
+                for (int32_t i = warp_index(); i < count * p.tokens; i += kWarps)
+                    quantize_group_of(p.prepare, i % p.tokens, shared.complete[team][i / p.tokens]);
             }
-            for (int32_t i = warp_index(); i < count * p.tokens; i += kWarps)
-                quantize_group_of(p.prepare, i % p.tokens, shared.complete[team][i / p.tokens]);
         }
-    }
-
-    // Fetches the weight of the norm into L2, for the block that will need it.
-    static DEVICE void fetch_norm(const QuantizeParams &p) {
-        constexpr uint32_t kBytes = 128;
-        const auto bytes = static_cast<uint32_t>(p.width) * 4;
-        if (p.weight == nullptr) return;
-        for (uint32_t at = kBytes * static_cast<uint32_t>(thread_index()); at < bytes;
-             at += kBytes * kLinearThreads)
-            prefetch_l2(reinterpret_cast<const std::byte *>(p.weight) + at,
-                        bytes - at < kBytes ? bytes - at : kBytes);
     }
 
     // Fetches the block's share of LinearParams::ahead into L2.
@@ -329,7 +348,8 @@ struct Linear {
         }
     }
 
-    static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
+    static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t groups,
+                                       int32_t units) {
         // Recomputed here, so that nothing is kept in registers across the loop.
         const int warp = kShort ? computed_anew(warp_index()) : warp_index();
         const int teams = kWarps / warps, team = warp / warps;
@@ -337,7 +357,8 @@ struct Linear {
         for (int32_t round = 0; round < rounds; ++round) {
             block_sync();
             if (warp % warps == 0)
-                arrive(p, shared, team, units, block_index() * teams + team + 32 * round * step, step);
+                arrive(p, shared, team, groups, units, block_index() * teams + team + 32 * round * step,
+                       step);
             block_sync();
             prepare_complete(p, shared, teams);
         }
@@ -360,20 +381,37 @@ struct Linear {
         Place<(kSlots > 1)> place{block_index() * teams + warp_index() / warps};
         const std::byte *tile =
             place.unit() < units ? start_of(first_unit(p, groups, place.unit())) : nullptr;
-        if (tile != nullptr) warp.begin(p, tile);
+        // (While the block prepares its input, no registers are free for weights.)
+        const bool prepares_input = kStaged && !kGrouped && p.prepare_input.x != nullptr;
+        if constexpr (kStaged)
+            if (tile != nullptr && prepares_input) warp.fetch(p, tile);
+        if (tile != nullptr && !prepares_input) warp.begin(p, tile);
         if constexpr (has_codebook(F)) {
             fill_book(F, shared.book);
             block_sync();
             warp.book = Book<F>(shared.book);
         }
         if (!kGrouped && block_index() == 0) fetch_norm(p.prepare);
+        if (kStaged && !kGrouped && block_index() == 0) fetch_norm(p.prepare_input);
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
         const auto step = [&] { return block_count() * (kShort ? computed_anew(teams) : teams); };
+        // Computed again where a register would be kept for it.
+        const auto warps_of_team = [&] {
+            return kShort && kStaged && !kGrouped ? column_ranges(col_blocks32(computed_anew(p.cols)))
+                                                  : warps;
+        };
         // The same for all warps of the block.
         const auto has_units = [&] { return (place.unit() & -teams) < units; };
         if constexpr (kStaged)
-            if (has_units()) staged(p, shared).fill(groups);
+            if (has_units()) {
+                if (prepares_input) {
+                    staged(p, shared).make(shared.quantize);
+                    if (tile != nullptr) warp.begin(p, tile);
+                } else {
+                    staged(p, shared).fill(groups);
+                }
+            }
         while (has_units()) {
 #pragma unroll 1
             do {
@@ -401,12 +439,13 @@ struct Linear {
             const int slots = kSlots > 1 ? place.slot() : 1;
             place = {place.unit()};
             block_sync();
-            finish_slots(p, shared, warps, groups, slots, place.unit() - slots * step(), step(), units);
+            finish_slots(p, shared, warps_of_team(), groups, slots, place.unit() - slots * step(), step(),
+                         units);
             block_sync();
         }
         if constexpr (kStaged) fetch_ahead(p);
-        if constexpr (!kGrouped && kTokens <= kPreparedTokens)
-            if (p.prepare.x != nullptr) prepare_outputs(p, shared, warps, units);
+        if constexpr (kTokens <= kPreparedTokens)
+            if (p.prepare.x != nullptr) prepare_outputs(p, shared, warps_of_team(), groups, units);
         if (p.late_trigger) grid_dep_trigger();
     }
 };

@@ -1,6 +1,7 @@
 #include "kernels/cuda/linear/linear_launch.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "kernels/cuda/linear/linear_prefill.h"
 #include "kernels/cuda/linear/staged_layout.h"
@@ -71,7 +72,9 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
             if (m.out != nullptr) m.out += first * m.out_stride;
             if (m.add != nullptr) m.add += first * m.add_stride;
         }
-        run(launcher, format, staged_if_it_fits(launcher, format, {p.tokens}, p), linear_blocks(p), p);
+        const LinearVersion version = staged_if_it_fits(launcher, format, {p.tokens}, p);
+        assert(version.staged || p.prepare_input.x == nullptr);
+        run(launcher, format, version, linear_blocks(p), p);
     }
 }
 
@@ -115,6 +118,24 @@ void prepare_experts(const DeviceProperties &device, TileFormat format, int32_t 
 void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format) {
     if (p.tokens <= most_sliced(format)) return launch_slices(launcher, p, format);
     launch_prefill(launcher, p, format);
+}
+
+namespace {
+
+LinearVersion version_of(const Launcher &launcher, TileFormat format, int64_t cols, int32_t tokens) {
+    LinearParams p = linear_params(cols);
+    p.tokens = tokens;
+    return staged_if_it_fits(launcher, format, {tokens}, p);
+}
+
+}  // namespace
+
+bool stages(const Launcher &launcher, TileFormat format, int64_t cols, int32_t tokens) {
+    return version_of(launcher, format, cols, tokens).staged;
+}
+
+bool prepares_rows(const Launcher &launcher, TileFormat format, int64_t cols, int32_t tokens) {
+    return can_prepare_rows(format, version_of(launcher, format, cols, tokens));
 }
 
 void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat format) {

@@ -18,6 +18,11 @@ void prepare_heads(TileFormat format, int32_t max_tokens);
 // Multiplies params.tokens tokens, without groups.
 void launch_linear(Launcher &launcher, const LinearParams &params, TileFormat format);
 
+// Whether that launch has its input in shared memory, so that it can prepare it itself (LinearParams::prepare_input).
+bool stages(const Launcher &launcher, TileFormat format, int64_t cols, int32_t tokens);
+// Whether it can prepare outputs whose quantization needs whole rows (LinearParams::prepare).
+bool prepares_rows(const Launcher &launcher, TileFormat format, int64_t cols, int32_t tokens);
+
 // Multiplies params.heads matrices, each with params.tokens rows; the kernels are those of prepare_heads().
 void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat format);
 

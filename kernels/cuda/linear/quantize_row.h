@@ -28,6 +28,22 @@ DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int
     st128(out.halves + row * out.halves_stride + columns + 8 * t, halves_of(v, scale.inverse));
 }
 
+// Stores the sums of 32 columns, number of_32 of a group of 256 whose sums begin at `to`: of groups of 16, or of 32.
+template <bool kOf16>
+DEVICE void store_sums(uint16_t *to, int of_32, const ActivationPiece &piece) {
+    if constexpr (kOf16) {
+        uint16_t *own = to + 2 * of_32;
+        const SumParts first = parts_of(piece.sum[0]), second = parts_of(piece.sum[1]);
+        *reinterpret_cast<uint32_t *>(own) = pack_f16(first.high, second.high);
+        *reinterpret_cast<uint32_t *>(own + 16) = pack_f16(first.low, second.low);
+    } else {
+        uint16_t *own = to + of_32;
+        const SumParts all = parts_of(piece.sum[0] + piece.sum[1]);
+        own[0] = f32_to_f16(all.high);
+        own[8] = f32_to_f16(all.low);
+    }
+}
+
 // Stores a group as integers, with its scale and sums.
 DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, int group,
                            const ActivationPiece &piece) {
@@ -43,14 +59,8 @@ DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, i
     if (t != 0) return;
     // Missing groups have sums of 0.
     const int of_32 = columns % kActivationGroup / 32;
-    uint16_t *sums = out.sums + row * out.sums_stride + group * kSumParts + of_32;
-    const SumParts all = parts_of(piece.sum[0] + piece.sum[1]);
-    sums[0] = f32_to_f16(all.high);
-    sums[8] = f32_to_f16(all.low);
-    uint16_t *sums16 = out.sums16 + row * out.sums16_stride + group * kSum16Parts + 2 * of_32;
-    const SumParts first = parts_of(piece.sum[0]), second = parts_of(piece.sum[1]);
-    *reinterpret_cast<uint32_t *>(sums16) = pack_f16(first.high, second.high);
-    *reinterpret_cast<uint32_t *>(sums16 + 16) = pack_f16(first.low, second.low);
+    store_sums<false>(out.sums + row * out.sums_stride + group * kSumParts, of_32, piece);
+    store_sums<true>(out.sums16 + row * out.sums16_stride + group * kSum16Parts, of_32, piece);
 }
 
 DEVICE void store_normed(const QuantizeParams &p, int64_t row, int group, const float (&v)[8]) {
@@ -91,9 +101,12 @@ DEVICE void load_round(const float *x, int32_t width, int round, HeldGroups &v) 
         load_group(x, width, warp_index() + kNormWarps * (kHeldGroups * round + i), v[i]);
 }
 
-// Block collective of 8 warps: quantizes one row. The loads of a round are made at once, and the last round stays in
-// registers: this is often the work of one block that all others wait for.
-DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
+// Block collective of 8 warps: normalizes one row and hands its groups to store(group, values, halves), one per warp at a time.
+// The loads of a round are made at once, and the last round stays in registers: this is often the work of one block that all
+// others wait for. has_halves: whether `halves` is needed.
+template <class Store>
+DEVICE void prepare_row(const QuantizeParams &p, int64_t row, QuantizeShared &shared, bool has_halves,
+                        const Store &store) {
     const float *x = p.x + row * p.x_stride;
     const int groups = groups_of(p.width), last = (groups - 1) / (kNormWarps * kHeldGroups);
     HeldGroups v;
@@ -123,7 +136,7 @@ DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &s
         if (p.weight) normalize(round, to);
     };
     HalfScale halves{};
-    if (p.out.halves) {
+    if (has_halves) {
         uint32_t own = 0;
 #pragma unroll
         for (int i = 0; i < kHeldGroups; ++i) own = largest_of(v[i], own);
@@ -142,9 +155,28 @@ DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &s
 #pragma unroll
         for (int i = 0; i < kHeldGroups; ++i) {
             const int group = warp_index() + kNormWarps * (kHeldGroups * round + i);
-            if (group < groups) store_group(p, row, group, v[i], halves);
+            if (group < groups) store(group, v[i], halves);
         }
     }
+}
+
+// Block collective of 8 warps: quantizes one row.
+DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
+    prepare_row(
+        p, row, shared, p.out.halves != nullptr,
+        [&](int group, const float(&v)[8], HalfScale halves) { store_group(p, row, group, v, halves); });
+}
+
+// Called by a block of 8 warps: fetches the weight of the norm into L2, for the block that will need it.
+DEVICE void fetch_norm(const QuantizeParams &p) {
+    constexpr uint32_t kBytes = 128;
+    const auto bytes = static_cast<uint32_t>(p.width) * 4;
+    if (p.weight == nullptr) return;
+#pragma unroll 1
+    for (uint32_t at = kBytes * static_cast<uint32_t>(thread_index()); at < bytes;
+         at += kBytes * 32 * kNormWarps)
+        prefetch_l2(reinterpret_cast<const std::byte *>(p.weight) + at,
+                    bytes - at < kBytes ? bytes - at : kBytes);
 }
 
 // Warp collective: quantizes one group of a row to integers. Precondition: !needs_whole_rows(p).

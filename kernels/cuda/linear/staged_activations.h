@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/linear/linear_order.h"
+#include "kernels/cuda/linear/quantize_row.h"
 #include "kernels/cuda/linear/staged_layout.h"
 
 namespace runnel::kernels::cuda {
@@ -56,7 +57,19 @@ struct StagedInput {
         block_sync();
     }
 
-    // After fill(): a group, and the row of the input that row `row` of the groups reads.
+    // Block: makes the copy from rows in float32 (LinearParams::prepare_input): every block normalizes and quantizes them all.
+    DEVICE void make(QuantizeShared &scratch) const {
+        const QuantizeParams &q = p.prepare_input;
+#pragma unroll 1
+        for (int32_t row = 0; row < rows(); ++row) {
+            prepare_row(q, row, scratch, is_half(F), [&](int group, const float(&v)[8], HalfScale halves) {
+                make_piece(copy + row * row_bytes() + group * kPiece.bytes, v, halves);
+            });
+            block_sync();
+        }
+    }
+
+    // After fill() or make(): a group, and the row of the input that row `row` of the groups reads.
     DEVICE TokenGroup group_at(int32_t index) const {
         const uint32_t at = shared_address(lists()) +
                             static_cast<uint32_t>(sizeof(TokenGroup)) * static_cast<uint32_t>(index);
@@ -70,6 +83,25 @@ struct StagedInput {
     }
 
   private:
+    // Warp: stores the values of a block of 256 columns.
+    DEVICE void make_piece(std::byte *to, const float (&v)[8], HalfScale halves) const {
+        const int lane = lane_index(), t = lane >> 1 & 3, of_32 = activation_first(lane) / 32;
+        auto *const codes = reinterpret_cast<uint16_t *>(to) + 32 * of_32 + 8 * t;
+        auto *const scale = reinterpret_cast<float *>(to + kPiece.scale);
+        if constexpr (is_half(F)) {
+            st128(codes, halves_of(v, halves.inverse));
+            if (lane == 0) *scale = halves.scale;
+        } else {
+            const ActivationPiece piece = quantize_group(v);
+            st128(codes, piece.codes);
+            if (lane == 0) *scale = piece.scale;
+            if constexpr (has_minimum(F))
+                if (t == 0)
+                    store_sums<has_groups_of_16(F)>(reinterpret_cast<uint16_t *>(to + kPiece.sums), of_32,
+                                                    piece);
+        }
+    }
+
     // Warp: starts the copy of block `block` of a row, but for its scale.
     DEVICE void fill_piece(int32_t row, int32_t block, std::byte *to) const {
         constexpr int32_t kLane = 16 / sizeof(uint16_t);  // values that a lane copies

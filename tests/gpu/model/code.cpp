@@ -89,21 +89,29 @@ Pipe pipe_of(uint64_t opcode) {
     return found == kPipeOf.end() ? Pipe::Other : found->second;
 }
 
-// The loop over tiles is the largest loop with mma; in it is a loop over the matrices of a tile, and in that the inner
-// loop, the smallest with mma. Between the first two barriers after it is the part that writes.
+// The loop over tiles is the smallest loop with mma and two barriers behind the inner loop (code that runs once, before the loop,
+// may stand behind it, so that its jump back looks like a larger loop); in it is a loop over the matrices of a tile, and in
+// that the inner loop, the smallest with mma. Between the two barriers is the part that writes.
 LinearCode count_linear(const MachineCode &code) {
     std::vector<Span> loops;
     for (const Span &loop : loops_of(code))
         if (mma_in(code, loop) > 0) loops.push_back(loop);
     if (loops.size() < 3) unexpected(code, std::to_string(loops.size()) + " nested loops with mma");
-    const Span inner = loops.front(), matrices = loops[loops.size() - 2], tiles = loops.back();
+    const Span inner = loops.front();
+    std::vector<size_t> barriers;
+    size_t outer = 1;
+    for (; outer < loops.size(); ++outer) {
+        barriers.clear();
+        for (size_t i = inner.end; i < loops[outer].end; ++i)
+            if (code.is_barrier(i)) barriers.push_back(i);
+        if (barriers.size() >= 2) break;
+    }
+    if (barriers.size() != 2 || outer < 2)
+        unexpected(code, std::to_string(barriers.size()) + " barriers per tile");
+    const Span matrices = loops[outer - 1], tiles = loops[outer];
     if (mma_in(code, tiles) != mma_in(code, {0, code.words.size()})) unexpected(code, "mma in several loops");
     for (const Span &loop : loops)
         if (!loop.holds(inner)) unexpected(code, "two inner loops with mma");
-    std::vector<size_t> barriers;
-    for (size_t i = inner.end; i < tiles.end; ++i)
-        if (code.is_barrier(i)) barriers.push_back(i);
-    if (barriers.size() != 2) unexpected(code, std::to_string(barriers.size()) + " barriers per tile");
 
     // A block is 16 mma of 16 columns, and up to two for minimums; the loop of F16 may have half of a block.
     constexpr int kBlockMma = 16;
@@ -116,7 +124,10 @@ LinearCode count_linear(const MachineCode &code) {
         parts.clocks[i] = static_cast<int>(std::lround(
             loop_clocks(code, inner.begin, inner.end, 2 * resident_blocks(code.registers), {kLatencies[i]}) /
             blocks));
-    parts.start = count(code, {0, tiles.begin});
+    // Up to the barrier behind the copy of the input, if there is one; what prepares an input comes behind it (cost.cpp: kOwnNorm).
+    size_t start = 0;
+    while (start < tiles.begin && !code.is_barrier(start)) ++start;
+    parts.start = count(code, {0, start});
     parts.finish = count(code, {barriers[0] + 1, barriers[1]});
     parts.block.add(count(code, inner), 1 / blocks);
     parts.around = count(code, matrices).add(count(code, inner), -1);

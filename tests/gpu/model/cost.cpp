@@ -37,9 +37,15 @@ constexpr Range kFinishShare = {0.5, 0.65, 1};
 // warp, one after the other, on few blocks), both measured on an H200; the copy of a step's input, the graph's launch and
 // the wait for the token.
 constexpr Range kNorm = {2.5, 3, 3.5}, kAttention = {7.5, 8.5, 9.5}, kHost = {30, 37, 45};
-// Of a mixture's layer: the router's matrix, the choice of experts with their groups and the quantizations, on few blocks each
-// (before the choice was made faster: 20 microseconds on an H200; 3 less since the groups have no launch of their own, a guess).
-constexpr Range kRouting = {11, 15, 19};
+// Of a norm that the blocks of the launch behind it do, each for itself, up to four tokens: a guess. They read 4 bytes per value
+// from L2 in place of 2 (0.5 microseconds for 4096 values, at kActivations), and run some 500 instructions per warp (1 microsecond
+// for the 16 warps of a multiprocessor), while they have no weights of their own under way.
+constexpr Range kOwnNorm = {1, 1.5, 2.2};
+// Of a mixture's layer: what it takes beyond boundaries, norms and its experts' bytes. When it was measured: the router's matrix
+// (7 microseconds on 8 blocks), the choice of experts, their groups and two quantizations, about 20 together. Now, guesses by the
+// latencies one after the other: 2 for the router's rows on 16 blocks, 3 for the choice and the groups by the last of them, 2 for
+// the sum, 2 for `gate` and `up` to quantize their groups.
+constexpr Range kRouting = {6, 9, 13}, kRoutingMeasured = {16, 20, 24};
 // Bytes of activations per clock and multiprocessor that the blocks of a batch read from L2: every block reads all rows,
 // those of 8 tokens of 14336 values are 229 KB, and 256 blocks of a launch 59 MB. Fitted to what steps of 8
 // sequences took on an H200 beyond steps of one: for Llama-3-8B 0.6 to 0.9 ms in Q4_K_M, Q8_0 and F16.
@@ -167,6 +173,11 @@ LaunchCost cost_of(const MatrixLaunch &launch, int tokens, const Device &device,
 
 namespace {
 
+// Of a norm of up to four tokens.
+double norm_of(Version version, Case c) {
+    return (version == Version::Now ? kOwnNorm : kNorm).at(c);
+}
+
 // The time before a launch in which no weights are read, except by it.
 double idle_before(const MatrixLaunch &launch, const Device &device, Case c) {
     // Of experts it is not known ahead which they will be.
@@ -175,7 +186,7 @@ double idle_before(const MatrixLaunch &launch, const Device &device, Case c) {
     if (launch.what == "output") return kMicro * (2 * boundary + kAttention.at(c));
     const bool normed =
         launch.what == "q, k and v" || launch.what == "q and k" || launch.what == "gate and up";
-    return kMicro * (boundary + (normed ? kNorm.at(c) : 0));
+    return kMicro * (boundary + (normed ? norm_of(Version::Now, c) : 0));
 }
 
 // What a launch saves by weights that were fetched before it.
@@ -188,7 +199,8 @@ double fetched_ahead(const MatrixLaunch &launch, const Device &device, Case c) {
 
 TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &device, const CodeTable &code,
                   Case c, Version version) {
-    const TokenWork work = tokens == 1 ? one_token(shape, type) : one_batch(shape, type, tokens);
+    const TokenWork work =
+        tokens == 1 ? one_token(shape, type, version) : one_batch(shape, type, tokens, version);
     TokenCost cost;
     cost.bytes = cost.matrices = static_cast<double>(work.other_bytes) / (device.read.at(c) * 1e9);
     for (const MatrixLaunch &launch : work.matrices) {
@@ -200,9 +212,10 @@ TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &d
             cost.ahead += launch.count * fetched_ahead(launch, device, c);
     }
     cost.boundaries = work.launches() * device.boundary.at(c) * kMicro;
-    cost.norms = work.norms * kNorm.at(c) * kMicro;
+    cost.norms = work.norms * (tokens <= kSmallGroupTokens ? norm_of(version, c) : kNorm.at(c)) * kMicro;
     cost.attention = shape.layers * kAttention.at(c) * kMicro;
-    cost.routing = shape.experts > 0 ? shape.layers * kRouting.at(c) * kMicro : 0;
+    const Range &routing = version == Version::Now ? kRouting : kRoutingMeasured;
+    cost.routing = shape.experts > 0 ? shape.layers * routing.at(c) * kMicro : 0;
     cost.host = kHost.at(c) * kMicro;
     return cost;
 }

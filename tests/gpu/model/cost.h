@@ -8,10 +8,6 @@
 
 namespace runnel::tests::model {
 
-// Whose time: of this program, or of what ran on an H200 in November 2026 (calibration.h): its matrix kernels read their
-// input through L1, and nothing was fetched ahead.
-enum class Version { Now, Measured };
-
 // Seconds.
 struct LaunchCost {
     double bytes = 0;  // its bytes at the device's rate, where its blocks have enough of them under way

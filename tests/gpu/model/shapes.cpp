@@ -112,20 +112,33 @@ int64_t TokenWork::bytes() const {
     return all;
 }
 
-TokenWork one_token(const Shape &shape, FileType type) {
-    // Attention per layer; embedding, first norm; gathering and quantizing of the logits' rows. A mixture's layer also
-    // has the router's matrix, the choice of experts with their groups, a sum, and a quantization before and after it.
-    constexpr int kOthers = 4, kDense = 1, kMixture = 6;
-    TokenWork work = matrices_of(shape, type);
-    work.other_launches = kOthers + shape.layers * (shape.experts > 0 ? kMixture : kDense);
+namespace {
+
+// Of a step, without the launches of matrices: `dense` or `mixture` per layer.
+void add_others(TokenWork &work, const Shape &shape, int dense, int mixture, Version version) {
+    // Embedding, first or last norm; gathering and quantizing of the logits' rows.
+    constexpr int kOthers = 4;
+    const bool mixes = shape.experts > 0;
+    work.other_launches = kOthers + shape.layers * (mixes ? mixture : dense);
     work.other_bytes = int64_t{4} * shape.layers * shape.experts * shape.width;
-    work.norms = (shape.experts > 0 ? 1 : 2) * shape.layers;
+    work.norms = (mixes && version == Version::Measured ? 1 : 2) * shape.layers;
+}
+
+}  // namespace
+
+TokenWork one_token(const Shape &shape, FileType type, Version version) {
+    // Attention. A mixture's layer also has the router's matrix with the choice of experts and their groups, and a sum, which
+    // norms and quantizes its result. When it was measured, the router, the choice and the groups were three launches, and there
+    // were quantizations before `down` and after the sum.
+    constexpr int kDense = 1, kMixture = 3, kMeasured = 7;
+    TokenWork work = matrices_of(shape, type);
+    add_others(work, shape, kDense, version == Version::Now ? kMixture : kMeasured, version);
     return work;
 }
 
-TokenWork one_batch(const Shape &shape, FileType type, int tokens) {
+TokenWork one_batch(const Shape &shape, FileType type, int tokens, Version version) {
     // As one_token(), with launches for the norms that the last block of another launch computes for one token.
-    constexpr int kOthers = 4, kDense = 3, kMixture = 7;
+    constexpr int kDense = 3, kMixture = 4, kMeasured = 8;
     TokenWork work = matrices_of(shape, type);
     const double all = shape.experts, passed_by = 1 - shape.experts_used / std::max(all, 1.0);
     const int chosen = static_cast<int>(std::lround(all * (1 - std::pow(passed_by, tokens))));
@@ -135,9 +148,7 @@ TokenWork one_batch(const Shape &shape, FileType type, int tokens) {
         launch.inputs *= static_cast<double>(shape.experts_used) / chosen;
         launch.experts = chosen;
     }
-    work.other_launches = kOthers + shape.layers * (shape.experts > 0 ? kMixture : kDense);
-    work.other_bytes = int64_t{4} * shape.layers * shape.experts * shape.width;
-    work.norms = (shape.experts > 0 ? 1 : 2) * shape.layers;
+    add_others(work, shape, kDense, version == Version::Now ? kMixture : kMeasured, version);
     return work;
 }
 

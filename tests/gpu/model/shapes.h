@@ -36,6 +36,10 @@ struct MatrixLaunch {
     int64_t bytes() const;
 };
 
+// Whose launches: of this program, or of what ran on an H200 in November 2026 (calibration.h): its matrix kernels read their
+// input through L1, nothing was fetched ahead, and a mixture's layer had four launches more.
+enum class Version { Now, Measured };
+
 // A token's launches. The other ones (embedding, attention, norms, routing ...) are counted only.
 struct TokenWork {
     std::vector<MatrixLaunch> matrices;
@@ -46,10 +50,10 @@ struct TokenWork {
     int64_t bytes() const;
 };
 
-TokenWork one_token(const Shape &shape, FileType type);
-// One token of each of 2 to 8 sequences: norms and quantization have launches of their own. The experts of a mixture are
+TokenWork one_token(const Shape &shape, FileType type, Version version = Version::Now);
+// One token of each of 2 to 8 sequences: norms have launches of their own, but for those of a mixture's sum. The experts of a mixture are
 // those that so many tokens choose on average, if they choose evenly.
-TokenWork one_batch(const Shape &shape, FileType type, int tokens);
+TokenWork one_batch(const Shape &shape, FileType type, int tokens, Version version = Version::Now);
 
 // Bytes of all weights, the embedding included: whether a device can hold the model.
 int64_t file_bytes(const Shape &shape, FileType type);

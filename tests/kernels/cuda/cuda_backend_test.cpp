@@ -39,6 +39,35 @@ TEST_CASE("cuda backend: weights that several threads read arrive as they are") 
     CHECK(d.kl < 1e-7);
 }
 
+TEST_CASE("cuda backend: a layer of a mixture is seven launches for one token, one more for several") {
+    constexpr int64_t kLayers = 2;
+    const TinyProgram tiny({.layers = kLayers,
+                            .heads = 8,
+                            .kv_heads = 2,
+                            .head_dim_k = 64,
+                            .head_dim_v = 64,
+                            .type = gguf::Type::Q8_0,
+                            .experts = {.count = 11}},
+                           45);
+    const std::vector<int32_t> tokens = random_tokens(20, 50, 8);
+    Runner runner(cuda::make_cuda_backend(0), tiny.program());
+    const auto launches_of = [&](size_t count) {
+        const int64_t before = runner.backend().launches();
+        runner.run(std::span(tokens).first(count), count);
+        return runner.backend().launches() - before;
+    };
+    // q, k and v; attention; output; router, choice and groups; gate and up; down; sum. The others as for a dense model, but the
+    // sum of the last layer does the last norm, and with several tokens there is the first one.
+    constexpr int64_t kOthers = 2 + 3;
+    CHECK(launches_of(1) == 7 * kLayers + kOthers - 1);
+    // The norm behind the output.
+    CHECK(launches_of(8) == 8 * kLayers + kOthers);
+    // The router, the groups, the quantization before down.
+    CHECK(launches_of(16) == 11 * kLayers + kOthers);
+    // The append, the quantization before the output, the norm behind the sum; q, k and v, output and router in two slices.
+    CHECK(launches_of(20) == 17 * kLayers + 2 + 2 * 3);
+}
+
 TEST_CASE("cuda backend: launches are counted, those of graphs at every replay") {
     constexpr int64_t kLayers = 3;
     const TinyProgram tiny({.layers = kLayers,
@@ -58,8 +87,8 @@ TEST_CASE("cuda backend: launches are counted, those of graphs at every replay")
         if (simt::emulated()) CHECK(counted == static_cast<int64_t>(simt::take_reports().size()));
         return counted;
     };
-    // One token: q, k and v; attention; output; gate and up; down, each of which prepares the input of the
-    // next. Also the embedding and the first norm; gathering, quantizing and multiplying the logits' rows.
+    // One token: q, k and v; attention; output; gate and up; down, which prepare their own input or, where there is no norm, that
+    // of the next. Also the embedding and the last norm; gathering, quantizing and multiplying the logits' rows.
     constexpr int64_t kStep = 5 * kLayers + 2 + 3;
     CHECK(launches_of(1, 1) == kStep);
     CHECK(launches_of(3, 1) == 3 * kStep);
@@ -151,12 +180,14 @@ TEST_CASE(
     const uint64_t layer = bytes(kWidth, kWidth) + bytes(kKeys, kWidth) + bytes(kWidth, kWidth) +
                            2 * bytes(kHidden, kWidth) + bytes(kWidth, kHidden);
     const uint64_t expected = kLayers * layer + bytes(logits.rows, logits.cols);
-    constexpr uint64_t kNorms =
-        2 * kLayers * kWidth * sizeof(float);  // whose last block prepares the next input
-    CHECK(fetched(1) == kNorms + expected);
+    // Launches that prepare their input fetch the norm's weights, and the first tile of each team, here all there are (of gate
+    // and up that of the gate).
+    const uint64_t first =
+        kLayers * (2 * kWidth * sizeof(float) + bytes(kWidth + 2 * kKeys, kWidth) + bytes(kHidden, kWidth));
+    CHECK(fetched(1) == first + expected);
     CHECK(fetched(40) == 0);  // of many tokens the weights are a small part of the time
     const Without without("prefetch");
-    CHECK(fetched(1) == kNorms);
+    CHECK(fetched(1) == first);
 }
 
 TEST_CASE("cuda backend: switches are read by name") {

@@ -95,12 +95,17 @@ TEST_CASE("look ahead: of a gate and its matrix both beginnings; behind the last
     CHECK(model.first_of(end, kMuch, true).part[0].bytes == model.bytes(logits));
 }
 
-TEST_CASE("look ahead: nothing before experts, which nothing knows yet, and the next layer behind them") {
+TEST_CASE("look ahead: the router before experts, which nothing knows yet, and the next layer behind them") {
     TinyShape shape = kDense;
     shape.experts = {.count = 4};
     const Model model(shape);
     const size_t experts = model.find<ExpertsOp>();
-    CHECK(model.first_of(experts, kMuch).part[0].weights == nullptr);
+    const auto &op = std::get<ExpertsOp>(model.plan.ops.at(experts));
+    REQUIRE(op.router);
+    const WeightId router = op.router->parts[0].weight;
+    CHECK(model.first_of(experts, kMuch).part[0].weights == model.weights.tiles(router));
+    CHECK(model.first_of(experts, kMuch).part[0].bytes == model.bytes(router));
+    CHECK(model.first_of(experts, kMuch).part[1].weights == nullptr);
     const size_t next = model.find<LinearOp>(experts);
     const LinearParams::Ahead ahead = model.first_of(experts + 1, kMuch);
     CHECK(ahead.part[0].weights == model.weights.tiles(model.matrices(next).parts[0].weight));

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "kernels/cpu/route.h"
@@ -198,84 +199,299 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
     }
 }
 
+namespace {
+
+// Few tokens, routed and grouped: by one launch, or by two.
+struct FewTokens {
+    int32_t tokens, experts, used, few_rows;
+    std::vector<float> up_scales;
+
+    FewTokens(int32_t some, int32_t all, int32_t chosen, std::mt19937 &random)
+        : tokens(some),
+          experts(all),
+          used(chosen),
+          few_rows(random() % 2 == 0 ? kSmallGroupTokens : kLinearGroupTokens),
+          up_scales(random_activations(all, random)) {}
+
+    struct Results {
+        std::vector<int32_t> chosen, sources, rows, groups, count;
+        std::vector<float> weights, gate, up;
+        bool operator==(const Results &) const = default;
+    };
+    enum class Way { TwoLaunches, OneLaunch };
+
+    // router: computes the logits in that launch, by so many blocks.
+    Results run(Stream &stream, const DeviceMemory &logits, Way way, const RouterMatrix &router = {}) const {
+        const auto pairs = static_cast<size_t>(tokens * used);
+        const DeviceMemory scales = upload(stream, up_scales, "scales"), chosen(pairs * 4, "chosen"),
+                           weights(pairs * 4, "weights"), sources(pairs * 4, "sources"),
+                           rows(pairs * 4, "rows"), gate(pairs * 4, "gate weights"),
+                           up(pairs * 4, "up weights"), few(pairs * sizeof(TokenGroup), "few"),
+                           many(pairs * sizeof(TokenGroup), "many"), counts(8, "counts");
+        const RouteParams route{logits.as<const float>(),
+                                experts,
+                                nullptr,
+                                nullptr,
+                                tokens,
+                                experts,
+                                used,
+                                1,
+                                1,
+                                1,
+                                RouteScore::Softmax,
+                                true,
+                                0.5f,
+                                chosen.as<int32_t>(),
+                                weights.as<float>()};
+        const GroupRowsParams groups{chosen.as<const int32_t>(),
+                                     weights.as<const float>(),
+                                     {nullptr, scales.as<const float>()},
+                                     static_cast<int32_t>(pairs),
+                                     used,
+                                     experts,
+                                     sources.as<int32_t>(),
+                                     {gate.as<float>(), up.as<float>()},
+                                     rows.as<int32_t>(),
+                                     few.as<TokenGroup>(),
+                                     many.as<TokenGroup>(),
+                                     counts.as<int32_t>(),
+                                     counts.as<int32_t>() + 1,
+                                     few_rows};
+        if (way == Way::OneLaunch) {
+            const int64_t blocks = router.tiles == nullptr ? 1 : router_blocks(experts);
+            simt::run_kernel(stream, route_groups_kernel(),
+                             {static_cast<uint32_t>(blocks), kRouteGroupsShared}, {route, groups, router});
+        } else {
+            simt::run_kernel(stream, route_kernel(), {1, kRouteShared}, route);
+            simt::run_kernel(stream, group_rows_kernel(), {static_cast<uint32_t>(experts), kGroupRowsShared},
+                             groups);
+        }
+        Results made;
+        made.count = values_of<int32_t>(stream, counts, 1);
+        made.chosen = values_of<int32_t>(stream, chosen, pairs);
+        made.sources = values_of<int32_t>(stream, sources, pairs);
+        made.rows = values_of<int32_t>(stream, rows, pairs);
+        made.groups = values_of<int32_t>(stream, few, 3 * static_cast<size_t>(made.count[0]));
+        made.weights = values_of<float>(stream, weights, pairs);
+        made.gate = values_of<float>(stream, gate, pairs);
+        made.up = values_of<float>(stream, up, pairs);
+        return made;
+    }
+};
+
+int32_t up_to(int32_t most, std::mt19937 &random) {
+    return 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(most));
+}
+
+}  // namespace
+
 TEST_CASE("cuda experts: one launch routes few tokens and groups their rows as two launches do") {
     const uint32_t seed = 17;
     CAPTURE(seed);
     std::mt19937 random(seed);
     Stream stream;
     for (int i = 0; i < 10; ++i) {
-        const int32_t tokens = i == 0 ? kRouteTokens : 1 + static_cast<int32_t>(random() % kRouteTokens);
-        const int32_t experts = i == 0 ? kMaxExperts : 2 + static_cast<int32_t>(random() % 60);
-        const int32_t used =
-            i == 0 ? kMaxUsedExperts
-                   : 1 + static_cast<int32_t>(random() % static_cast<uint32_t>(std::min(experts, 9)));
+        const int32_t tokens = i == 0 ? kRouteTokens : up_to(kRouteTokens, random);
+        const int32_t experts = i == 0 ? kMaxExperts : 1 + up_to(60, random);
+        const int32_t used = i == 0 ? kMaxUsedExperts : up_to(std::min(experts, 9), random);
         CAPTURE(tokens);
         CAPTURE(experts);
         CAPTURE(used);
-        const auto pairs = static_cast<size_t>(tokens * used);
-        const int32_t few_rows = random() % 2 == 0 ? kSmallGroupTokens : kLinearGroupTokens;
+        const FewTokens few(tokens, experts, used, random);
         const DeviceMemory logits =
             upload(stream, random_logits(static_cast<size_t>(tokens * experts), random), "logits");
-        const DeviceMemory up_scales = upload(stream, random_activations(experts, random), "scales");
-        struct Results {
-            std::vector<int32_t> chosen, sources, rows, groups, count;
-            std::vector<float> weights, gate, up;
-            bool operator==(const Results &) const = default;
-        };
-        const auto run = [&](bool at_once) {
-            const DeviceMemory chosen(pairs * 4, "chosen"), weights(pairs * 4, "weights"),
-                sources(pairs * 4, "sources"), rows(pairs * 4, "rows"), gate(pairs * 4, "gate weights"),
-                up(pairs * 4, "up weights"), few(pairs * sizeof(TokenGroup), "few"),
-                many(pairs * sizeof(TokenGroup), "many"), counts(8, "counts");
-            const RouteParams route{logits.as<const float>(),
-                                    experts,
-                                    nullptr,
-                                    nullptr,
-                                    tokens,
-                                    experts,
-                                    used,
-                                    1,
-                                    1,
-                                    1,
-                                    RouteScore::Softmax,
-                                    true,
-                                    0.5f,
-                                    chosen.as<int32_t>(),
-                                    weights.as<float>()};
-            const GroupRowsParams groups{chosen.as<const int32_t>(),
-                                         weights.as<const float>(),
-                                         {nullptr, up_scales.as<const float>()},
-                                         static_cast<int32_t>(pairs),
-                                         used,
-                                         experts,
-                                         sources.as<int32_t>(),
-                                         {gate.as<float>(), up.as<float>()},
-                                         rows.as<int32_t>(),
-                                         few.as<TokenGroup>(),
-                                         many.as<TokenGroup>(),
-                                         counts.as<int32_t>(),
-                                         counts.as<int32_t>() + 1,
-                                         few_rows};
-            if (at_once) {
-                simt::run_kernel(stream, route_groups_kernel(), {1, kRouteGroupsShared}, {route, groups});
-            } else {
-                simt::run_kernel(stream, route_kernel(), {1, kRouteShared}, route);
-                simt::run_kernel(stream, group_rows_kernel(),
-                                 {static_cast<uint32_t>(experts), kGroupRowsShared}, groups);
-            }
-            Results made;
-            made.count = values_of<int32_t>(stream, counts, 1);
-            made.chosen = values_of<int32_t>(stream, chosen, pairs);
-            made.sources = values_of<int32_t>(stream, sources, pairs);
-            made.rows = values_of<int32_t>(stream, rows, pairs);
-            made.groups = values_of<int32_t>(stream, few, 3 * static_cast<size_t>(made.count[0]));
-            made.weights = values_of<float>(stream, weights, pairs);
-            made.gate = values_of<float>(stream, gate, pairs);
-            made.up = values_of<float>(stream, up, pairs);
-            return made;
-        };
-        const Results expected = run(false);
+        const auto expected = few.run(stream, logits, FewTokens::Way::TwoLaunches);
         CHECK(expected.count[0] > 0);
-        CHECK(run(true) == expected);
+        CHECK(few.run(stream, logits, FewTokens::Way::OneLaunch) == expected);
+    }
+}
+
+TEST_CASE("cuda experts: the launch that routes computes the router's logits as the matrix kernel does") {
+    const uint32_t seed = 23;
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    Stream stream;
+    // Columns: ranges of different lengths, of several rounds, with less than a step in the last one; fewer than 8 ranges.
+    const int64_t widths[] = {2048, 4096, 2312, 64, 36, 300, 768, 1288, 7168};
+    for (const int64_t cols : widths) {
+        const int32_t tokens = cols == 4096 ? kRouteTokens : up_to(kRouteTokens, random);
+        const int32_t experts = cols == 2048 ? 128 : 1 + up_to(60, random);
+        const int32_t used = up_to(std::min(experts, 9), random);
+        CAPTURE(cols);
+        CAPTURE(tokens);
+        CAPTURE(experts);
+        const Matrix matrix(stream, gguf::Type::F32, experts, cols, random);
+        const Input input(stream, random_activations(tokens * cols, random), cols, tokens);
+        const DeviceMemory bias = upload(stream, random_activations(experts, random), "bias");
+        const std::vector<float> empty(static_cast<size_t>(tokens * experts), NAN);
+        const DeviceMemory expected = upload(stream, empty, "expected"),
+                           logits = upload(stream, empty, "logits"),
+                           arrivals = upload(stream, std::vector<uint32_t>{0, 0}, "arrivals");
+        const bool biased = cols % 3 != 0;
+        LinearParams p = params_for(input, tokens);
+        p.matrices = 1;
+        p.matrix[0].tiles = matrix.tiles.data();
+        p.matrix[0].bias = biased ? bias.as<const float>() : nullptr;
+        p.matrix[0].out = expected.as<float>();
+        p.matrix[0].out_stride = p.matrix[0].rows = experts;
+        p.matrix[0].scale = biased ? 0.75f : 1.0f;
+        const LinearVersion version{.tokens = tokens};
+        simt::run_kernel(stream, linear_kernel(TileFormat::F32, version),
+                         {3, linear_shared(TileFormat::F32, version, p)}, p);
+
+        const FewTokens few(tokens, experts, used, random);
+        const auto routed = few.run(stream, expected, FewTokens::Way::OneLaunch);
+        for (const uint64_t order : {1, 2, 3}) {
+            CAPTURE(order);
+            simt::settings().seed = order;
+            const RouterMatrix router{
+                p.matrix[0].tiles,  p.matrix[0].bias,       p.x_f32, p.x_stride, p.cols, p.matrix[0].scale,
+                logits.as<float>(), arrivals.as<uint32_t>()};
+            CHECK(few.run(stream, logits, FewTokens::Way::OneLaunch, router) == routed);
+            CHECK(different(download(stream, logits), download(stream, expected)) == 0);
+            CHECK(values_of<uint32_t>(stream, arrivals, 2) == std::vector<uint32_t>{0, 0});
+            stream.copy_to_device(logits.data(), empty.data(), empty.size() * sizeof(float));
+            stream.wait();
+        }
+        simt::settings() = {};
+    }
+}
+
+TEST_CASE("cuda experts: the router's launch prepares its input as a launch of its own does") {
+    const uint32_t seed = 31;
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    Stream stream;
+    const struct {
+        int64_t cols;
+        int32_t experts;
+        ActivationForms forms;
+    } cases[] = {{2048, 128, {true, false}},
+                 {608, 7, {true, true}},
+                 {4384, 33, {true, false}},
+                 {8192, 20, {false, true}}};
+    for (const auto &[cols, experts, forms] : cases) {
+        CAPTURE(cols);
+        const Matrix matrix(stream, gguf::Type::F32, experts, cols, random);
+        const Input input(stream, random_activations(cols, random), cols, 1);
+        const DeviceMemory norm = upload(stream, random_activations(cols, random), "norm", Region::Weights),
+                           arrivals = upload(stream, std::vector<uint32_t>(1), "arrivals");
+        const std::vector<unsigned char> zeros(static_cast<size_t>(activation_bytes(cols, 1, forms)) + 16, 0);
+        const std::vector<float> empty(static_cast<size_t>(input.stride), NAN);
+        const FewTokens few(1, experts, std::min(experts, 6), random);
+        const auto run = [&](bool at_once) {
+            const DeviceMemory packed = upload(stream, zeros, "prepared"),
+                               normed = upload(stream, empty, "normed"),
+                               logits = upload(stream, std::vector<float>(static_cast<size_t>(experts), NAN),
+                                               "logits");
+            const QuantizeParams prepare{input.plain.as<const float>(),
+                                         norm.as<const float>(),
+                                         normed.as<float>(),
+                                         1e-6f,
+                                         static_cast<int32_t>(cols),
+                                         input.stride,
+                                         place_activations(packed.data(), cols, 1, forms)};
+            RouterMatrix router{
+                matrix.tiles.data(),        nullptr, normed.as<const float>(), input.stride,
+                static_cast<int32_t>(cols), 1,       logits.as<float>(),       arrivals.as<uint32_t>()};
+            if (at_once)
+                router.prepare_input = prepare, router.x = nullptr;
+            else
+                simt::run_kernel(stream, quantize_kernel(), {1, kQuantizeShared}, prepare);
+            const auto routed = few.run(stream, logits, FewTokens::Way::OneLaunch, router);
+            return std::tuple(routed, download(stream, logits), download(stream, normed),
+                              values_of<unsigned char>(stream, packed, zeros.size()));
+        };
+        const auto expected = run(false), made = run(true);
+        CHECK(std::get<0>(made) == std::get<0>(expected));
+        CHECK(different(std::get<1>(made), std::get<1>(expected)) == 0);
+        CHECK(different(std::get<2>(made), std::get<2>(expected)) == 0);
+        CHECK(std::get<3>(made) == std::get<3>(expected));
+    }
+}
+
+TEST_CASE("cuda experts: the launch of the sum prepares its rows as a launch of its own does") {
+    const uint32_t seed = 29;
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    Stream stream;
+    const struct {
+        int32_t tokens, used, width;
+        ActivationForms forms;
+        bool norm, weights, add;
+    } cases[] = {
+        {1, 8, 2048, {true, false}, true, true, true},   {5, 3, 608, {true, true}, true, true, false},
+        {16, 1, 256, {true, false}, false, false, true}, {3, 32, 96, {false, true}, true, true, true},
+        {2, 11, 4384, {true, false}, true, true, true},  {2, 4, 100, {}, true, true, true}};
+    for (const auto &[tokens, used, width, forms, norm, has_weights, has_add] : cases) {
+        CAPTURE(width);
+        const auto pairs = static_cast<size_t>(tokens * used), all = static_cast<size_t>(tokens * width);
+        std::vector<int32_t> order(pairs);
+        for (size_t i = 0; i < pairs; ++i) order[i] = static_cast<int32_t>(i);
+        std::shuffle(order.begin(), order.end(), random);
+        const std::vector<float> add = random_activations(tokens * width, random), empty(all, NAN);
+        const std::vector<unsigned char> zeros(
+            static_cast<size_t>(activation_bytes(width, tokens, forms)) + 16, 0);
+        const std::vector<float> y = random_activations(static_cast<int64_t>(pairs) * width, random);
+        const std::vector<float> weights = random_activations(static_cast<int64_t>(pairs), random);
+        const DeviceMemory outputs = upload(stream, y, "outputs"), rows = upload(stream, order, "rows"),
+                           factors = upload(stream, weights, "factors"),
+                           gain = upload(stream, random_activations(width, random), "norm", Region::Weights),
+                           arrivals = upload(stream, std::vector<uint32_t>(17), "arrivals");
+        struct Made {
+            std::vector<float> out, normed;
+            std::vector<unsigned char> packed;
+        };
+        const auto run = [&](uint32_t blocks, bool at_once) {
+            const DeviceMemory out = upload(stream, has_add ? add : empty, "out"),
+                               normed = upload(stream, empty, "normed"),
+                               packed = upload(stream, zeros, "prepared");
+            CombineParams p{outputs.as<const float>(),
+                            rows.as<const int32_t>(),
+                            has_weights ? factors.as<const float>() : nullptr,
+                            has_add ? out.as<const float>() : nullptr,
+                            out.as<float>(),
+                            width,
+                            width,
+                            width,
+                            tokens,
+                            used,
+                            width};
+            const QuantizeParams quantize{out.as<const float>(),
+                                          norm ? gain.as<const float>() : nullptr,
+                                          norm ? normed.as<float>() : nullptr,
+                                          1e-5f,
+                                          width,
+                                          width,
+                                          place_activations(packed.data(), width, tokens, forms)};
+            if (at_once) p.prepare = quantize, p.arrivals = arrivals.as<uint32_t>();
+            simt::run_kernel(stream, combine_kernel(), {blocks, kCombineShared}, p);
+            if (!at_once)
+                simt::run_kernel(stream, quantize_kernel(), {static_cast<uint32_t>(tokens), kQuantizeShared},
+                                 quantize);
+            return Made{download(stream, out), download(stream, normed),
+                        values_of<unsigned char>(stream, packed, zeros.size())};
+        };
+        const Made expected = run(2, false);
+        for (int32_t t = 0; t < tokens; ++t)
+            for (int32_t col = 0; col < width; col += 7) {
+                const auto at = static_cast<size_t>(t * width + col);
+                float sum = has_add ? add[at] : 0.0f;
+                for (size_t pair = static_cast<size_t>(t * used); pair < static_cast<size_t>((t + 1) * used);
+                     ++pair)
+                    sum = std::fma(has_weights ? weights[pair] : 1.0f,
+                                   y[static_cast<size_t>(order[pair] * width + col)], sum);
+                REQUIRE(expected.out[at] == sum);
+            }
+        for (const uint32_t blocks : {1u, 3u, static_cast<uint32_t>(combine_blocks(tokens, width))}) {
+            CAPTURE(blocks);
+            simt::settings().seed = blocks;
+            const Made made = run(blocks, true);
+            CHECK(different(made.out, expected.out) == 0);
+            CHECK((!norm || different(made.normed, expected.normed) == 0));
+            CHECK(made.packed == expected.packed);
+            CHECK(values_of<uint32_t>(stream, arrivals, 17) == std::vector<uint32_t>(17));
+        }
+        simt::settings() = {};
     }
 }

@@ -1,6 +1,7 @@
 // Matrix kernels that quantize their output for the next launch write the same bytes as a separate launch.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -23,7 +24,8 @@ struct Prepared {
           out(upload(stream, std::vector<float>(static_cast<size_t>(rows * tokens), NAN), "out")),
           packed(upload(stream, zeros(rows, tokens), "prepared")),
           normed(upload(stream, std::vector<float>(static_cast<size_t>(rows * tokens), NAN), "normed")),
-          arrivals(upload(stream, std::vector<uint32_t>(static_cast<size_t>(col_blocks(rows) + 3), 0),
+          arrivals(upload(stream,
+                          std::vector<uint32_t>(static_cast<size_t>(tokens * col_blocks(rows) + 3), 0),
                           "arrivals")) {}
 
     std::vector<unsigned char> zeros(int64_t rows, int tokens) const {
@@ -88,7 +90,8 @@ TEST_CASE("cuda prepare: outputs are quantized like by a separate launch") {
         p.matrix[0].rows = p.matrix[1].rows = static_cast<int32_t>(c.rows);
         p.matrix[0].out_stride = c.rows;
 
-        const LinearVersion version{.tokens = c.tokens, .staged = can_stage(format, c.tokens)};
+        LinearVersion version{.tokens = c.tokens, .staged = can_stage(format, c.tokens)};
+        if (c.norm || c.forms.halves) version.staged = version.staged && is_half(format);
         const Prepared after(stream, c.rows, c.tokens, c.forms);
         p.matrix[0].out = after.out.as<float>();
         simt::run_kernel(stream, linear_kernel(format, version), {3, linear_shared(format, version, p)}, p);
@@ -112,5 +115,76 @@ TEST_CASE("cuda prepare: outputs are quantized like by a separate launch") {
             for (const uint32_t left : Prepared::read<uint32_t>(stream, fused.arrivals)) CHECK(left == 0);
         }
         simt::settings() = {};
+    }
+}
+
+TEST_CASE("cuda prepare: outputs of experts are quantized, group by group, like by a separate launch") {
+    const uint32_t seed = 67;
+    CAPTURE(seed);
+    Stream stream;
+    std::mt19937 random(seed);
+    struct Case {
+        gguf::Type type;
+        int64_t rows, cols;
+        int experts, tokens, most;  // most: rows of a group
+    };
+    for (const Case &c : {Case{gguf::Type::Q4_K, 768, 2048, 5, 12, kSmallGroupTokens},
+                          {gguf::Type::Q8_0, 288, 512, 9, 7, kLinearGroupTokens},
+                          {gguf::Type::F16, 544, 256, 3, 16, kLinearGroupTokens},
+                          {gguf::Type::IQ3_S, 256, 256, 2, 3, kSmallGroupTokens},
+                          {gguf::Type::F32, 96, 64, 4, 9, kLinearGroupTokens}}) {
+        CAPTURE(gguf::traits(c.type).name);
+        const Matrix gate(stream, c.type, c.experts * c.rows, c.cols, random),
+            up(stream, c.type, c.experts * c.rows, c.cols, random);
+        const Input input(stream, random_activations(c.tokens * c.cols, random), c.cols, c.tokens);
+        std::vector<TokenGroup> list;  // of random experts and sizes
+        for (int first = 0; first < c.tokens;) {
+            const int left = c.tokens - first,
+                      count = std::min(left, 1 + static_cast<int>(random() % static_cast<uint32_t>(c.most)));
+            list.push_back({static_cast<int32_t>(random() % static_cast<uint32_t>(c.experts)), first, count});
+            first += count;
+        }
+        const DeviceMemory groups = upload(stream, list, "groups"),
+                           group_count = upload(
+                               stream, std::vector<int32_t>{static_cast<int32_t>(list.size())}, "count");
+        const TileFormat format = tile_format(c.type);
+        LinearParams p = params_for(input, c.most);
+        p.groups = groups.as<const TokenGroup>();
+        p.group_count = group_count.as<const int32_t>();
+        p.x_rows = c.tokens;
+        p.matrices = 2;
+        p.gate = LinearGate::Silu;
+        p.matrix[0].tiles = gate.tiles.data(), p.matrix[1].tiles = up.tiles.data();
+        p.matrix[0].rows = p.matrix[1].rows = static_cast<int32_t>(c.rows);
+        p.matrix[0].out_stride = c.rows;
+        constexpr ActivationForms kIntegers = {true, false};
+        for (const bool staged : {false, true}) {
+            if (staged && !can_stage(format, c.most)) continue;
+            CAPTURE(staged);
+            const LinearVersion version{c.most, true, staged};
+            p.tokens = c.tokens;
+            const size_t shared = linear_shared(format, version, p);
+            const Prepared after(stream, c.rows, c.tokens, kIntegers);
+            p.prepare = {}, p.matrix[0].out = after.out.as<float>();
+            simt::run_kernel(stream, linear_kernel(format, version), {3, shared}, p);
+            simt::run_kernel(stream, quantize_kernel(), {static_cast<uint32_t>(c.tokens), kQuantizeShared},
+                             after.params(c.rows, c.tokens, nullptr));
+            const auto expected = Prepared::read<unsigned char>(stream, after.packed);
+
+            const Prepared fused(stream, c.rows, c.tokens, kIntegers);
+            p.matrix[0].out = fused.out.as<float>();
+            p.prepare = fused.params(c.rows, c.tokens, nullptr);
+            p.arrivals = fused.arrivals.as<uint32_t>();
+            for (const uint32_t grid : {1u, 2u, 5u, 64u}) {
+                CAPTURE(grid);
+                simt::settings().seed = grid;
+                stream.fill(fused.packed.data(), 0, fused.packed.size());
+                simt::run_kernel(stream, linear_kernel(format, version), {grid, shared}, p);
+                CHECK(Prepared::read<unsigned char>(stream, fused.packed) == expected);
+                CHECK(different(download(stream, fused.out), download(stream, after.out)) == 0);
+                for (const uint32_t left : Prepared::read<uint32_t>(stream, fused.arrivals)) CHECK(left == 0);
+            }
+            simt::settings() = {};
+        }
     }
 }
