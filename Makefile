@@ -394,8 +394,8 @@ asan_long := $(asan_long),qwen4exp: logits agree*,deepseek4: logits agree*,deeps
 asan_long := $(asan_long),choice score: tasks*,quantize: sensitivity is measured*,quantize: types with codebooks*,perplexity: a stride*
 asan_long := $(asan_long),processes: drafts of*,divided cache: two*,divided GPUs: forks*,eagle draft: drafts made*,dflash draft: *
 asan_long := $(asan_long),eagle3: on the*,assistant draft: drafts read*,assistant draft: the emulated*,model draft: with any*
-asan_long := $(asan_long),block draft: drafts are*,draft block: on the*,tree: on the*,gpu families: *,next token: three*
-asan_long := $(asan_long),several GPUs: a stored*,resident experts: *,fetched experts: the simulation*,device plan: the predicted*
+asan_long := $(asan_long),block draft: drafts are*,draft block: on the*,tree: on the*,next token: three*
+asan_long := $(asan_long),several GPUs: a stored*,fetched experts: the simulation*,device plan: the predicted*
 asan_long := $(asan_long),--mtp: with --split*,bench: drafts as*,bench: --mtp*,awq: scales*,cuda prepare: outputs of experts*
 asan asan-sample: $(test_objects) $(simt_objects)
 	$(MAKE) BUILD=build-asan TEST_BUILD=$(BUILD) NVCC= OPT=-O1 WARN=-w \

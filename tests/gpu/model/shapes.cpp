@@ -128,7 +128,7 @@ void add_others(TokenWork &work, const Shape &shape, int dense, int mixture, Ver
 
 TokenWork one_token(const Shape &shape, FileType type, Version version) {
     // Attention. A mixture's layer also has the router's matrix with the choice of experts and their groups, and a sum, which
-    // norms and quantizes its result. When it was measured, the router, the choice and the groups were three launches, and there
+    // does the last norm. When it was measured, the router, the choice and the groups were three launches, and there
     // were quantizations before `down` and after the sum.
     constexpr int kDense = 1, kMixture = 3, kMeasured = 7;
     TokenWork work = matrices_of(shape, type);
