@@ -48,7 +48,7 @@ bool before_norm(const std::string &architecture) {
 }
 
 // Where a copy of the residual stream before layer `layer` belongs: after the layer's first step if that leaves it as it is.
-// It is mostly a norm, which often shares a launch with the step before it. After the last layer with steps: the output's.
+// It is mostly a norm, which often shares a launch with another step. After the last layer with steps: the output's.
 size_t place_of_tap(const Program &program, int32_t layer, Slot residual) {
     const Layers layers = layers_of(program);
     const auto begins = [&](int32_t other) { return other >= std::min(layer, layers.count); };

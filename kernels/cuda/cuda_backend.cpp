@@ -472,13 +472,16 @@ void CudaBackend::enqueue(const Norm &op) {
 
 QuantizeParams CudaBackend::quantize_params(const PrepareOp &op) const {
     const bool normed = op.norm != kNoWeight;
+    Activations out = quantized(width(op.slot), op.buffer);
+    if (!plan_.prepared.integers) out.codes = nullptr;
+    if (!plan_.prepared.halves) out.halves = nullptr;
     return {slot(op.in),
             weights_.floats(op.norm),
             normed ? slot(op.slot) : nullptr,
             op.eps,
             static_cast<int32_t>(width(op.slot)),
             stride(op.slot),
-            quantized(width(op.slot), op.buffer)};
+            out};
 }
 
 // Whether the launches that read the result of `op` prepare it themselves, each of their blocks all of it. (If the launch before

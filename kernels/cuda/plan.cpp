@@ -91,6 +91,7 @@ class Planner {
     // buffer holds all forms that some matrix of the plan needs.
     void quantize(Slot in, TileFormat format) {
         plan_.forms = plan_.forms | forms_of(format);
+        plan_.prepared = plan_.prepared | forms_of(format);
         expect(!forms_of(format).integers || width(in) % 32 == 0,
                "activations whose width is not a multiple of 32");
         if (!forms_of(format).any() || quantized_ == in) return;
@@ -109,13 +110,20 @@ class Planner {
         quantized_ = op.slot;
         prepared_ = std::move(op);
     }
-    // PrepareOp::readers of a norm, which is the current step: of the matrices right behind it. Its input must not change
-    // before they have read it.
+    // PrepareOp::readers of a norm, which is the current step: of the matrices behind it, with at most copies in between. Its
+    // input must not change before they have read it, nor while they do (an activation behind them may be part of their launch).
     std::vector<TileFormat> readers_of(const PrepareOp &op) const {
         std::vector<TileFormat> readers;
-        if (op.norm == kNoWeight || std::ranges::find(part_.out, op.slot) != part_.out.end()) return {};
+        if (op.norm == kNoWeight) return {};
         size_t i = step_ + 1;
-        for (; i < part_.end && reads_slot(program_.steps[i], op.slot); ++i) {
+        for (; i < part_.end; ++i) {
+            const Step &step = program_.steps[i];
+            if (!reads_slot(step, op.slot)) {
+                const bool passed = std::holds_alternative<Copy>(step) && !writes_slot(step, op.in) &&
+                                    !writes_slot(step, op.slot);
+                if (passed) continue;
+                break;
+            }
             const auto *linear = std::get_if<Linear>(&program_.steps[i]);
             if (linear == nullptr) return {};
             for (const Linear::Part &part : linear->parts) {
@@ -125,7 +133,9 @@ class Planner {
                 if (is_float(readers.back())) return {};
             }
         }
-        return read_after(i, op.slot) ? std::vector<TileFormat>{} : readers;
+        const bool overwritten = i < part_.end && std::holds_alternative<Activation>(program_.steps[i]) &&
+                                 writes_slot(program_.steps[i], op.in);
+        return overwritten || read_after(i, op.slot) ? std::vector<TileFormat>{} : readers;
     }
     // PrepareOp::routes of a norm, which is the current step.
     bool routes(const PrepareOp &op) const {
@@ -487,14 +497,14 @@ class Planner {
         push({gated->in, format_of(first.weight), {first, second}, LinearGate::Silu});
         return true;
     }
-    // Whether a step from steps[from] on, or another device, reads the slot.
+    // Whether a step from steps[from] on, or another device behind the part, reads what is in the slot before steps[from].
     bool read_after(size_t from, Slot slot) const {
-        if (std::find(part_.out.begin(), part_.out.end(), slot) != part_.out.end()) return true;
-        for (size_t i = from; i < program_.steps.size(); ++i) {
+        for (size_t i = from;; ++i) {
+            if (i == part_.end && std::ranges::find(part_.out, slot) != part_.out.end()) return true;
+            if (i >= program_.steps.size()) return false;
             if (reads_slot(program_.steps[i], slot)) return true;
             if (writes_slot(program_.steps[i], slot)) return false;
         }
-        return false;
     }
 
     const Program &program_;

@@ -109,6 +109,8 @@ struct Plan {
     std::vector<int32_t> places;    // of Program::weights: ExpertsOp::places
     int64_t widest = 0;             // columns of the widest quantized input
     ActivationForms forms;          // all forms that some matrix needs
+    ActivationForms
+        prepared;  // those of a PrepareOp: without the logits, whose rows have a launch of their own
 
     // The forms of a row of `cols` values. Formats that need integers always have multiples of 32.
     ActivationForms forms_at(int64_t cols) const { return {forms.integers && cols % 32 == 0, forms.halves}; }

@@ -1,7 +1,7 @@
 // Runs the Experts steps of a plan: owns the work memory between their kernels and launches them in order:
 // router, route, group rows, gate and up, activation (if the matrix kernel does not include it), quantize, down, sum, and what
 // prepares the sum for the next step. Of few tokens the first three are one launch, gate and up with their activation quantize
-// their output (if `down` needs integers), and the sum prepares its own: four launches.
+// their output (if `down` needs integers), and the sum prepares its output: four launches.
 // A step that computes only h ends with a launch that sorts it by pairs; one that reads h begins, after the routing, with
 // quantize. A step with places (expert_places.h) repeats what is between the routing and the sum for each of its rounds.
 #pragma once
@@ -30,8 +30,8 @@ class ExpertRunner {
 
     // input: the step's input, quantized if the format of its matrices requires it. in, logits, add and out are
     // the step's slots, and so is chosen; add.data and chosen.data may be null.
-    // router: the launch of ExpertsOp::router, without matrices if there is none. prepare, prepare_input: of those of the
-    // operation that its launches are to do; null x: none.
+    // router: the launch of ExpertsOp::router, without matrices if there is none. prepare, prepare_input: those of the
+    // operation, if its launches are to do them; else with a null x.
     struct Operands {
         SlotMemory in, logits, add, out, chosen;
         Activations input;

@@ -89,7 +89,7 @@ struct LinearParams {
     // For launches of up to kPreparedTokens tokens or rows of a group, with one output (one matrix, or a gate):
     // prepare.x is that output, and the block that completes a group of 256 of its columns quantizes them for
     // the next launch. If quantization needs whole rows, there is one token and are no groups, and the block that completes the
-    // row prepares it: not in versions of quantized weights with their input in shared memory, whose code would grow too large. prepare.out is not x, which other blocks still read.
+    // row prepares it; only versions with can_prepare_rows() do that. prepare.out is not x, which other blocks still read.
     QuantizeParams prepare{};
     uint32_t *arrivals =
         nullptr;  // one per group of 256 columns, of each group of rows: zero before and after a launch
@@ -136,7 +136,8 @@ constexpr bool can_stage(TileFormat format, int tokens) {
     return tokens <= kSmallGroupTokens && !is_float(format);
 }
 
-// Whether a version can prepare outputs whose quantization needs whole rows.
+// Whether a version can prepare outputs whose quantization needs whole rows. (Versions of quantized weights with their input in
+// shared memory lack the registers for that code beside that of prepare_input.)
 constexpr bool can_prepare_rows(TileFormat format, LinearVersion version) {
     return version.tokens == 1 && !version.grouped && (!version.staged || is_half(format));
 }

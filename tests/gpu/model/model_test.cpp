@@ -45,11 +45,11 @@ double deviation(const CalibrationPoint &point, double boundary, double read = 0
     return std::abs(modeled(point, boundary, read) / point.measured - 1);
 }
 
-// Kernels that the emulated backend launches for one token.
-int launches(const TinyShape &shape) {
+// Kernels that the emulated backend launches for so many tokens at once.
+int launches(const TinyShape &shape, size_t tokens = 1) {
     const TinyProgram tiny(shape, 45);
     Runner runner(kernels::cuda::make_cuda_backend(0), tiny.program());
-    runner.run(random_tokens(1, 50, 8), 1);
+    runner.run(random_tokens(tokens, 50, 8), tokens);
     return static_cast<int>(runner.backend().launches());
 }
 
@@ -111,19 +111,23 @@ TEST_CASE("cost model: wrong rates and boundaries do not pass the calibration") 
 }
 
 TEST_CASE("cost model: a layer has the launches that the backend makes") {
-    const auto of_a_layer = [](TinyShape shape) {
+    const auto of_a_layer = [](TinyShape shape, size_t tokens) {
         shape.layers = 1;
-        const int one = launches(shape);
+        const int one = launches(shape, tokens);
         shape.layers = 3;
-        return (launches(shape) - one) / 2;
+        return (launches(shape, tokens) - one) / 2;
     };
-    const auto modeled_layer = [](const char *name) {
+    const auto modeled_layer = [](const char *name, size_t tokens) {
         Shape s = shape(name);
-        // (Q8_0: all matrices of one format.)
+        const auto all = [&] {  // (Q8_0: all matrices of one format.)
+            const auto count = static_cast<int>(tokens);
+            return (count == 1 ? one_token(s, FileType::Q8_0) : one_batch(s, FileType::Q8_0, count))
+                .launches();
+        };
         s.layers = 1;
-        const int one = one_token(s, FileType::Q8_0).launches();
+        const int one = all();
         s.layers = 3;
-        return (one_token(s, FileType::Q8_0).launches() - one) / 2;
+        return (all() - one) / 2;
     };
     TinyShape tiny = {.width = 256,
                       .feed_forward = 512,
@@ -132,13 +136,17 @@ TEST_CASE("cost model: a layer has the launches that the backend makes") {
                       .head_dim_k = 64,
                       .head_dim_v = 64,
                       .type = gguf::Type::Q8_0};
-    CHECK(of_a_layer(tiny) == modeled_layer("Llama-3-8B"));
+    for (const size_t tokens : {1, 4, 8}) {
+        CAPTURE(tokens);
+        CHECK(of_a_layer(tiny, tokens) == modeled_layer("Llama-3-8B", tokens));
+        TinyShape mixture = tiny;
+        mixture.experts = {.count = 4};
+        CHECK(of_a_layer(mixture, tokens) == modeled_layer("Qwen3-30B-A3B", tokens));
+    }
     tiny.layers = 1;
     Shape one = shape("Llama-3-8B");
     one.layers = 1;
     CHECK(launches(tiny) == one_token(one, FileType::Q8_0).launches());
-    tiny.experts = {.count = 4};
-    CHECK(of_a_layer(tiny) == modeled_layer("Qwen3-30B-A3B"));
 }
 
 TEST_CASE("cost model: bytes of known files") {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "kernels/cuda/linear/linear.h"
+
 namespace runnel::tests::model {
 
 using kernels::cuda::TileFormat;
@@ -137,8 +139,9 @@ TokenWork one_token(const Shape &shape, FileType type, Version version) {
 }
 
 TokenWork one_batch(const Shape &shape, FileType type, int tokens, Version version) {
-    // As one_token(), with launches for the norms that the last block of another launch computes for one token.
-    constexpr int kDense = 3, kMixture = 4, kMeasured = 8;
+    // As one_token(), but the norm before a mixture has a launch, and from 5 tokens on the norms of dense layers have.
+    const int dense = version == Version::Now && tokens <= kernels::cuda::kSmallGroupTokens ? 1 : 3;
+    constexpr int kMixture = 4, kMeasured = 8;
     TokenWork work = matrices_of(shape, type);
     const double all = shape.experts, passed_by = 1 - shape.experts_used / std::max(all, 1.0);
     const int chosen = static_cast<int>(std::lround(all * (1 - std::pow(passed_by, tokens))));
@@ -148,7 +151,7 @@ TokenWork one_batch(const Shape &shape, FileType type, int tokens, Version versi
         launch.inputs *= static_cast<double>(shape.experts_used) / chosen;
         launch.experts = chosen;
     }
-    add_others(work, shape, kDense, version == Version::Now ? kMixture : kMeasured, version);
+    add_others(work, shape, dense, version == Version::Now ? kMixture : kMeasured, version);
     return work;
 }
 

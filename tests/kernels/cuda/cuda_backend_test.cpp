@@ -113,38 +113,42 @@ class Without {
 }  // namespace
 
 TEST_CASE("cuda backend: the same bits from code for another architecture, and with parts left out") {
-    const TinyProgram tiny({.layers = 2,
-                            .width = 256,
-                            .feed_forward = 512,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim_k = 64,
-                            .head_dim_v = 64,
-                            .type = gguf::Type::Q4_K},
-                           49);
-    const std::vector<int32_t> tokens = random_tokens(5, 50, 10);
-    const auto run = [&] {
-        Runner runner(cuda::make_cuda_backend(0), tiny.program());
-        return runner.run(tokens, 1);
-    };
-    const auto expected = run();
-    // {9, 80}: code that a driver for sm_90 compiled from PTX for sm_80, which has no wait.
-    for (const auto &[major, code] : {std::pair{9, 80}, {9, 90}, {12, 90}, {8, 80}}) {
-        CAPTURE(major);
-        CAPTURE(code);
-        simt::settings().major = major;
-        simt::settings().code = code;
-        CHECK(run() == expected);
-        simt::settings() = {};
+    for (const int32_t experts : {0, 5}) {
+        CAPTURE(experts);
+        const TinyProgram tiny({.layers = 2,
+                                .width = 256,
+                                .feed_forward = 512,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim_k = 64,
+                                .head_dim_v = 64,
+                                .type = gguf::Type::Q4_K,
+                                .experts = {.count = experts}},
+                               49);
+        const std::vector<int32_t> tokens = random_tokens(experts > 0 ? 3 : 5, 50, 10);
+        const auto run = [&] {
+            Runner runner(cuda::make_cuda_backend(0), tiny.program());
+            return runner.run(tokens, 1);
+        };
+        const auto expected = run();
+        // {9, 80}: code that a driver for sm_90 compiled from PTX for sm_80, which has no wait.
+        for (const auto &[major, code] : {std::pair{9, 80}, {9, 90}, {12, 90}, {8, 80}}) {
+            CAPTURE(major);
+            CAPTURE(code);
+            simt::settings().major = major;
+            simt::settings().code = code;
+            CHECK(run() == expected);
+            simt::settings() = {};
+        }
+        for (const char *names :
+             {"pdl", "graphs", "prefetch", "staging", "carveout", "trigger", "peer", "pdl,graphs"}) {
+            CAPTURE(names);
+            const Without without(names);
+            CHECK(run() == expected);
+        }
+        const Without without("pdl,grahps");
+        CHECK_THROWS_AS(run(), BackendError);
     }
-    for (const char *names :
-         {"pdl", "graphs", "prefetch", "staging", "carveout", "trigger", "peer", "pdl,graphs"}) {
-        CAPTURE(names);
-        const Without without(names);
-        CHECK(run() == expected);
-    }
-    const Without without("pdl,grahps");
-    CHECK_THROWS_AS(run(), BackendError);
 }
 
 TEST_CASE(
