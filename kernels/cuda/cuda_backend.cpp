@@ -422,7 +422,7 @@ void CudaBackend::enqueue() {
     const auto index = static_cast<size_t>(now_.part);
     const Program::Part &part = parts_[index];
     hand_over(part.in, false);
-    const bool looks_ahead = tokens_ <= kSmallGroupTokens && launcher_.switches().prefetch;
+    const bool looks_ahead = tokens_ <= kStagedTokens && launcher_.switches().prefetch;
     const size_t end = plan_.part_ends[index];
     for (size_t i = index == 0 ? 0 : plan_.part_ends[index - 1]; i < end; ++i) {
         ahead_ = looks_ahead ? look_ahead_.first_of(i + 1, end, logit_rows_ > 0) : LinearParams::Ahead{};
@@ -484,13 +484,15 @@ QuantizeParams CudaBackend::quantize_params(const PrepareOp &op) const {
             out};
 }
 
-// Whether the launches that read the result of `op` prepare it themselves, each of their blocks all of it. (If the launch before
-// them did, one block would work, and all others would wait for it.)
+// Whether the launches that read the result of `op` prepare it themselves, each of their blocks all of it: if the launch before
+// them did, one block would work, and all others would wait for it. More than kSmallGroupTokens rows would take every block longer
+// than a launch of their own takes.
 bool CudaBackend::prepared_later(const PrepareOp &op) const {
     if (op.routes) return tokens_ == 1;
-    return !op.readers.empty() && std::ranges::all_of(op.readers, [&](TileFormat format) {
-        return stages(launcher_, format, width(op.slot), tokens_);
-    });
+    return tokens_ <= kSmallGroupTokens && !op.readers.empty() &&
+           std::ranges::all_of(op.readers, [&](TileFormat format) {
+               return stages(launcher_, format, width(op.slot), tokens_);
+           });
 }
 
 void CudaBackend::enqueue(const PrepareOp &op) {

@@ -1,4 +1,4 @@
-// Which weights the matrix kernels of up to four tokens fetch into L2 for the launches after them (LinearParams::ahead).
+// Which weights the matrix kernels of up to eight tokens fetch into L2 for the launches after them (LinearParams::ahead).
 //
 // Between two launches that read weights, memory would be idle: while the last blocks finish and norm their outputs, the
 // next launch starts, and attention runs. What the next matrices read first is fetched in that time, as much

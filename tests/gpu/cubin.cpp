@@ -160,7 +160,11 @@ KernelCode summary(const MachineCode &code) {
 }  // namespace
 
 bool MachineCode::is_mma(size_t i) const {
-    return opcode(i) == kIntegerMma || opcode(i) == kFloatMma;
+    return is_integer_mma(i) || opcode(i) == kFloatMma;
+}
+
+bool MachineCode::is_integer_mma(size_t i) const {
+    return opcode(i) == kIntegerMma;
 }
 
 bool MachineCode::is_barrier(size_t i) const {

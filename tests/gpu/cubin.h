@@ -33,6 +33,7 @@ struct MachineCode {
 
     uint64_t opcode(size_t i) const { return words[i] & 0xfffu; }
     bool is_mma(size_t i) const;
+    bool is_integer_mma(size_t i) const;
     bool is_barrier(size_t i) const;
     // For a branch backwards: the index of the instruction that it jumps to; else -1.
     int64_t loop_begin(size_t i) const;

@@ -157,6 +157,48 @@ void add_mma(Operations &all) {
              }});
 }
 
+// D = A B + C of bytes, A of type Left and B of int8, exact but for overflow, which wraps, of 16 x kDepth, kDepth x 8 and
+// 16 x 8. Element i (four to a register, low byte first) of
+//   A is at row g, or g + 8 if i mod 8 >= 4, column 4 t + i mod 4, + 16 if i >= 8;
+//   B is at row 4 t + i mod 4, + 16 if i >= 4, column g;
+//   C and D as above.
+template <size_t kDepth, class Left>
+void run_mma_bytes(Warp &w, const Step &s) {
+    constexpr size_t kA = kDepth / 8, kB = kDepth / 16;  // registers
+    int32_t a[16][kDepth], b[kDepth][8];
+    uint32_t d[16][8];
+    const auto byte_at = [&](size_t place, size_t lane, size_t i) {
+        return static_cast<uint8_t>(w.row<uint32_t>(s.s[place + i / 4])[lane] >> (8 * (i % 4)));
+    };
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+        const size_t g = lane / 4, t = lane % 4;
+        for (size_t i = 0; i < 4 * kA; ++i)
+            a[g + (i % 8 >= 4 ? 8 : 0)][4 * t + i % 4 + (i >= 8 ? 16 : 0)] =
+                static_cast<Left>(byte_at(0, lane, i));
+        for (size_t i = 0; i < 4 * kB; ++i)
+            b[4 * t + i % 4 + (i >= 4 ? 16 : 0)][g] = static_cast<int8_t>(byte_at(kA, lane, i));
+        for (size_t i = 0; i < 4; ++i)
+            d[g + (i >= 2 ? 8 : 0)][2 * t + i % 2] = w.row<uint32_t>(s.s[kA + kB + i])[lane];
+    }
+    for (size_t row = 0; row < 16; ++row)
+        for (size_t k = 0; k < kDepth; ++k)
+            for (size_t n = 0; n < 8; ++n) d[row][n] += static_cast<uint32_t>(a[row][k] * b[k][n]);
+    for (size_t lane = 0; lane < kLanes; ++lane)
+        for (size_t i = 0; i < 4; ++i)
+            w.row<uint32_t>(s.d[i])[lane] = d[lane / 4 + (i >= 2 ? 8 : 0)][2 * (lane % 4) + i % 2];
+}
+
+template <size_t kDepth, class Left>
+void add_mma_bytes(Operations &all) {
+    const std::string left = std::is_signed_v<Left> ? "s8" : "u8";
+    all.add("mma.sync.aligned.m16n8k" + std::to_string(kDepth) + ".row.col.s32." + left + ".s8.s32",
+            {run_mma_bytes<kDepth, Left>, [](Binder &b, Step &s) {
+                 s.kind = Step::Kind::Collective;
+                 b.outputs(0, 4, 32);
+                 b.inputs(1, kDepth / 8, 32), b.inputs(2, kDepth / 16, 32), b.inputs(3, 4, 32);
+             }});
+}
+
 }  // namespace
 
 void add_collectives(Operations &all) {
@@ -173,6 +215,7 @@ void add_collectives(Operations &all) {
     add_ldmatrix<4, false>(all, "x4"), add_ldmatrix<4, true>(all, "x4.trans");
     add_ldmatrix<2, false>(all, "x2"), add_ldmatrix<2, true>(all, "x2.trans");
     add_mma<16, false>(all), add_mma<16, true>(all), add_mma<8, false>(all), add_mma<8, true>(all);
+    add_mma_bytes<16, int8_t>(all), add_mma_bytes<32, int8_t>(all), add_mma_bytes<32, uint8_t>(all);
 }
 
 }  // namespace runnel::ptx

@@ -233,6 +233,11 @@ void add_integers(Operations &all) {
             [](uint32_t a, uint32_t b, uint32_t p, uint32_t n) -> uint32_t { return inserted(a, b, p, n); });
     add_map(all, "bfe.u32",
             [](uint32_t a, uint32_t p, uint32_t n) -> uint32_t { return extracted(a, p, n); });
+    add_map(all, "dp4a.s32.s32", [](uint32_t a, uint32_t b, uint32_t c) -> uint32_t {
+        for (int i = 0; i < 32; i += 8)
+            c += static_cast<uint32_t>(static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i));
+        return c;
+    });
     add_map(all, "popc.b32", [](uint32_t a) -> uint32_t { return static_cast<uint32_t>(std::popcount(a)); });
     add_map(all, "popc.b64", [](uint64_t a) -> uint32_t { return static_cast<uint32_t>(std::popcount(a)); });
     add_map(all, "mul.hi.u64", [](uint64_t a, uint64_t b) -> uint64_t {

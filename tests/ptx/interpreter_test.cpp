@@ -78,6 +78,8 @@ TEST_CASE("ptx: integer instructions compute what the ISA defines") {
     CHECK(value_of("min.s32 %r0, %r1, %r2;", static_cast<uint32_t>(-2), 3) == static_cast<uint32_t>(-2));
     CHECK(value_of("max.u32 %r0, %r1, %r2;", static_cast<uint32_t>(-2), 3) == static_cast<uint32_t>(-2));
     CHECK(value_of("popc.b32 %r0, %r1;", 0xf00f0001) == 9);
+    CHECK(value_of("dp4a.s32.s32 %r0, %r1, %r2, %r3;", 0x01ff7f80, 0x02ff7f80, 5) ==
+          5 + 1 * 2 + 1 + 127 * 127 + 128 * 128);
     CHECK(value_of("mov.u64 %d1, -1;\npopc.b64 %r0, %d1;", 0) == 64);
     // (2^32 a + 1) (2^32 b): the high word is a b, and a carry does not reach it.
     CHECK(

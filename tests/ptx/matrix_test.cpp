@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "tests/ptx/numbers.h"
@@ -119,6 +120,69 @@ TEST_CASE("ptx: an mma with swapped operands or a wrong row of a fragment gives 
     CHECK(multiply(p, to_bf16, mma("m16n8k16", "f16", c + ", " + a + ", " + b + ", " + c)) != p.result());
     // Swapped A and B have the wrong numbers of registers.
     CHECK_THROWS_AS(multiply(p, to_f16, mma("m16n8k16", "f16", c + ", " + b + ", " + a + ", " + c)), Error);
+}
+
+TEST_CASE("ptx: mma of bytes multiplies the matrices in its fragments, and no others") {
+    testing::Random random(7);
+    for (const auto &[depth, left_type, lowest] :
+         {std::tuple{16, "s8", -128}, {32, "s8", -128}, {32, "u8", 0}}) {
+        const int as = depth / 8, bs = depth / 16;
+        std::vector<int> a(16 * depth), b(depth * 8), c(16 * 8);
+        for (std::vector<int> *m : {&a, &b, &c})
+            for (int &value : *m) value = static_cast<int>(random.below(256)) + (m == &a ? lowest : -128);
+        // As in fragments(): four bytes to a register.
+        std::vector<uint32_t> words;
+        const auto add = [&](auto element) {
+            uint32_t word = 0;
+            for (int i = 0; i < 4; ++i)
+                word |= static_cast<uint32_t>(static_cast<uint8_t>(element(i))) << 8 * i;
+            words.push_back(word);
+        };
+        for (int r = 0; r < as; ++r)
+            for (int lane = 0; lane < 32; ++lane)
+                add([&](int i) { return a[(lane / 4 + r % 2 * 8) * depth + lane % 4 * 4 + i + r / 2 * 16]; });
+        for (int r = 0; r < bs; ++r)
+            for (int lane = 0; lane < 32; ++lane)
+                add([&](int i) { return b[(lane % 4 * 4 + i + 16 * r) * 8 + lane / 4]; });
+        const auto place = [](int r, int lane) { return (lane / 4 + r / 2 * 8) * 8 + lane % 4 * 2 + r % 2; };
+        for (int r = 0; r < 4; ++r)
+            for (int lane = 0; lane < 32; ++lane) words.push_back(static_cast<uint32_t>(c[place(r, lane)]));
+        words.resize(10 * 32);
+
+        std::vector<int> expected = c;
+        for (int row = 0; row < 16; ++row)
+            for (int column = 0; column < 8; ++column)
+                for (int k = 0; k < depth; ++k)
+                    expected[row * 8 + column] += a[row * depth + k] * b[k * 8 + column];
+        const auto multiplied = [&](const std::string &left, const std::string &right) {
+            std::string body =
+                "and.b32 %r20, %t, 31;\nmul.wide.u32 %d1, %r20, 4;\nadd.s64 %in, %base, %d1;\nadd.s64 %out, "
+                "%to, %d1;\n";
+            for (int r = 0; r < as + bs + 4; ++r)
+                body += "ld.global.b32 %r" + std::to_string(r < as + bs ? r : r - as - bs + 10) + ", [%in+" +
+                        std::to_string(128 * r) + "];\n";
+            body += "mma.sync.aligned.m16n8k" + std::to_string(depth) + ".row.col.s32." + left_type +
+                    ".s8.s32 {%r10, %r11, %r12, %r13}, " + left + ", " + right +
+                    ", {%r10, %r11, %r12, %r13};\n";
+            for (int r = 0; r < 4; ++r)
+                body += "st.global.u32 [%out+" + std::to_string(128 * r) + "], %r" + std::to_string(10 + r) +
+                        ";\n";
+            const std::vector<uint32_t> out = run_body(body, words);
+            std::vector<int> d(16 * 8);
+            for (int r = 0; r < 4; ++r)
+                for (int lane = 0; lane < 32; ++lane)
+                    d[place(r, lane)] = static_cast<int32_t>(out[32 * r + lane]);
+            return d;
+        };
+        if (depth == 16) {
+            CHECK(multiplied("{%r0, %r1}", "{%r2}") == expected);
+            CHECK(multiplied("{%r1, %r0}", "{%r2}") != expected);  // rows g and g + 8
+        } else {
+            CHECK(multiplied("{%r0, %r1, %r2, %r3}", "{%r4, %r5}") == expected);
+            CHECK(multiplied("{%r0, %r2, %r1, %r3}", "{%r4, %r5}") != expected);
+            CHECK(multiplied("{%r0, %r1, %r2, %r3}", "{%r5, %r4}") != expected);  // the halves of B
+        }
+    }
 }
 
 TEST_CASE("ptx: ldmatrix gives the fragments of mma, by rows or transposed") {

@@ -179,6 +179,9 @@ uint32_t shared_address(const void *p) {
 uint4 lds128(uint32_t address) {
     return load<uint4>(launch().shared() + address, simt::Load::Plain);
 }
+uint2 lds64(uint32_t address) {
+    return load<uint2>(launch().shared() + address, simt::Load::Plain);
+}
 uint32_t lds32(uint32_t address) {
     return load<uint32_t>(launch().shared() + address, simt::Load::Plain);
 }
@@ -246,7 +249,7 @@ uint64_t atomic_max_u64(uint64_t *p, uint64_t v) {
 
 // --- bits and numbers ------------------------------------------------------------------------------------
 
-uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+uint32_t prmt_signs(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = uint64_t{b} << 32 | a;
     uint32_t r = 0;
     for (int i = 0; i < 4; ++i) {
@@ -256,6 +259,11 @@ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
         r |= byte << 8 * i;
     }
     return r;
+}
+
+// As __byte_perm() does: the signs cannot be asked for.
+uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+    return prmt_signs(a, b, selector & 0x7777u);
 }
 
 int32_t float_to_int_rn(float x) {

@@ -107,6 +107,19 @@ void multiply_bf16(void *const *lanes) {
     multiply_float(lanes, [](uint32_t bits) { return gguf::bf16_to_f32(static_cast<uint16_t>(bits)); });
 }
 
+// Left: the type of A's bytes.
+template <int K, class Left>
+void multiply_bytes(void *const *lanes) {
+    int32_t a[16][K], b[8][K], unused_a[16][K], unused_b[8][K];
+    gather<K>(lanes, a, unused_b, [](uint32_t bits) { return int32_t{static_cast<Left>(bits)}; });
+    gather<K>(lanes, unused_a, b, [](uint32_t bits) { return int32_t{static_cast<int8_t>(bits)}; });
+    scatter<int32_t>(lanes, [&](int row, int column, int32_t c) {
+        int32_t sum = 0;
+        for (int k = 0; k < K; ++k) sum += a[row][k] * b[column][k];
+        return static_cast<int32_t>(static_cast<uint32_t>(c) + static_cast<uint32_t>(sum));  // wraps
+    });
+}
+
 void multiply(simt::Collective collective, const uint32_t *a, const uint32_t *b, void *c,
               const Place &place) {
     Multiply mine{a, b, c};
@@ -136,6 +149,32 @@ void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], 
 void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
     if (is_turing()) return turing::mma_bf16_k16(c, a, b);
     multiply(multiply_bf16, a, b, c, place);
+}
+
+template <class Left>
+static void multiply_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, const Place &place) {
+    const uint32_t rows[2] = {a, 0};  // the upper half of the larger product
+    int32_t c[4] = {c0, c1, 0, 0};
+    multiply(multiply_bytes<16, Left>, rows, &b, c, place);
+    c0 = c[0], c1 = c[1];
+}
+void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place) {
+    multiply_m8n8k16<int8_t>(c0, c1, a, b, place);
+}
+void mma_u8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place) {
+    multiply_m8n8k16<uint8_t>(c0, c1, a, b, place);
+}
+void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place) {
+    if (is_turing()) return turing::mma_s8_k16(c, a, b);
+    multiply(multiply_bytes<16, int8_t>, a, &b, c, place);
+}
+void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+    if (is_turing()) return turing::mma_s8_k32(c, a, b);
+    multiply(multiply_bytes<32, int8_t>, a, b, c, place);
+}
+void mma_u8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+    if (is_turing()) return turing::mma_u8_k32(c, a, b);
+    multiply(multiply_bytes<32, uint8_t>, a, b, c, place);
 }
 
 }  // namespace runnel::kernels::cuda

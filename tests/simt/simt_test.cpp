@@ -330,7 +330,8 @@ TEST_CASE("simt: memory that is short, misused or unknown is an error") {
 
 TEST_CASE("simt: integer and bit functions compute what the PTX manual defines") {
     CHECK(prmt(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u);
-    CHECK(prmt(0x00008000u, 0u, 0x0009u) == 0x000000ffu);
+    CHECK(prmt(0x00008000u, 0u, 0x0009u) == 0x00000080u);
+    CHECK(prmt_signs(0x00008000u, 0u, 0x0009u) == 0x000000ffu);
     CHECK(float_to_int_rn(2.5f) == 2);
     CHECK(float_to_int_rn(-3.5f) == -4);
     CHECK(float_to_int_rn(3e9f) == INT32_MAX);

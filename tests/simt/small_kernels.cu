@@ -368,6 +368,9 @@ struct Products {
         add(p.f16_k8, [&](float(&c)[4]) { mma_f16_k8(c, {a[0], a[1]}, b[0]); });
         add(p.f16_k16, [&](float(&c)[4]) { mma_f16_k16(c, a, b); });
         add(p.bf16_k16, [&](float(&c)[4]) { mma_bf16_k16(c, a, b); });
+        add(p.s8_k16, [&](int32_t(&c)[4]) { mma_s8_k16(c, {a[0], a[1]}, b[0]); });
+        add(p.s8_k32, [&](int32_t(&c)[4]) { mma_s8_k32(c, a, b); });
+        add(p.u8_k32, [&](int32_t(&c)[4]) { mma_u8_k32(c, a, b); });
     }
 };
 

@@ -40,6 +40,7 @@ SmallKernel write_weights_kernel();
 struct ProductParams {
     const uint32_t *a, *b;               // [32][4], [32][2]
     float *f16_k8, *f16_k16, *bf16_k16;  // [32][4]
+    int32_t *s8_k16, *s8_k32, *u8_k32;   // likewise
 };
 kernels::cuda::Kernel<ProductParams> products_kernel();
 

@@ -49,6 +49,7 @@ size_t place(int row, int column) {
 
 struct Results {
     std::vector<float> f16_k8, f16_k16, bf16_k16;
+    std::vector<int32_t> s8_k16, s8_k32, u8_k32;
 };
 
 constexpr int32_t kBefore = 1000;  // added to the products
@@ -59,9 +60,13 @@ Results multiply(const std::vector<uint32_t> &a, const std::vector<uint32_t> &b)
     const simt::Buffer<uint32_t> left(stream, a, "a"), right(stream, b, "b");
     const simt::Buffer<float> k8(stream, floats, "f16 k8"), f16(stream, floats, "f16"),
         bf16(stream, floats, "bf16");
-    cuda::launch(stream, simt::products_kernel(), {1},
-                 {left.data(), right.data(), k8.data(), f16.data(), bf16.data()});
-    return {k8.read(), f16.read(), bf16.read()};
+    const std::vector<int32_t> integers(kRows * kColumns, kBefore);
+    const simt::Buffer<int32_t> k16(stream, integers, "s8 k16"), k32(stream, integers, "s8 k32"),
+        u32(stream, integers, "u8 k32");
+    cuda::launch(
+        stream, simt::products_kernel(), {1},
+        {left.data(), right.data(), k8.data(), f16.data(), bf16.data(), k16.data(), k32.data(), u32.data()});
+    return {k8.read(), f16.read(), bf16.read(), k16.read(), k32.read(), u32.read()};
 }
 
 // Random 16-bit numbers of both signs, as bits and values.
@@ -158,6 +163,41 @@ TEST_CASE("turing: sums of integers in binary16 are exact, as one mma or as seve
                     CHECK(static_cast<double>(c.f16_k16[place(row, column)]) == sum);
                 }
         }
+    }
+}
+
+TEST_CASE("turing: products of int8 are exact, as one mma or as several smaller ones") {
+    for (const bool smaller : {false, true}) {
+        std::optional<simt::Turing> turing;
+        if (smaller) turing.emplace();
+        for (const int depth : {16, 32})
+            for (uint32_t seed = 1; seed <= 3; ++seed) {
+                CAPTURE(smaller);
+                CAPTURE(depth);
+                CAPTURE(seed);
+                std::mt19937 random(seed);
+                std::uniform_int_distribution<int> any(-128, 127);
+                const auto integers = [&](int count) {
+                    std::vector<int8_t> all;
+                    for (int i = 0; i < count; ++i) all.push_back(static_cast<int8_t>(any(random)));
+                    return all;
+                };
+                const std::vector<int8_t> a = integers(kRows * depth), b = integers(kColumns * depth);
+                const Results results = multiply(fragment(a, depth, 4), fragment(b, depth, 2));
+                const std::vector<int32_t> &c = depth == 16 ? results.s8_k16 : results.s8_k32;
+                for (int row = 0; row < kRows; ++row)
+                    for (int column = 0; column < kColumns; ++column) {
+                        int32_t sum = kBefore, unsigned_sum = kBefore;
+                        for (int k = 0; k < depth; ++k) {
+                            const int8_t left = a[static_cast<size_t>(depth * row + k)],
+                                         right = b[static_cast<size_t>(depth * column + k)];
+                            sum += left * right;
+                            unsigned_sum += static_cast<uint8_t>(left) * right;
+                        }
+                        CHECK(c[place(row, column)] == sum);
+                        if (depth == 32) CHECK(results.u8_k32[place(row, column)] == unsigned_sum);
+                    }
+            }
     }
 }
 

@@ -1,6 +1,6 @@
 // The cost model's command line, for scripts/predict.
 //   predict count COMPILER OBJECT...   prints tests/gpu/model/instructions.txt, counted in the objects
-//   predict write TABLE PAGE           rewrites the model's part of PREDICTIONS.md
+//   predict write TABLE MEASURED PAGE  rewrites the model's part of PREDICTIONS.md; MEASURED: tests/gpu/model/measured.txt
 #include <algorithm>
 #include <exception>
 #include <fstream>
@@ -30,9 +30,13 @@ static void count(const std::vector<std::string> &arguments) {
     std::cout << to_text(table, arguments.front());
 }
 
-static void write(const std::string &table, const std::string &page) {
+static CodeTable table_in(const std::string &path) {
     std::string compiler;
-    const std::string text = with_report(text_of(page), report(read_code_table(text_of(table), compiler)));
+    return read_code_table(text_of(path), compiler);
+}
+
+static void write(const std::string &table, const std::string &measured, const std::string &page) {
+    const std::string text = with_report(text_of(page), report(table_in(table), table_in(measured)));
     std::ofstream out(page, std::ios::binary);
     out << text;
     if (!out.flush()) throw std::runtime_error(page + ": cannot be written");
@@ -43,10 +47,10 @@ int main(int argc, char **argv) {
     try {
         if (arguments.size() >= 3 && arguments[0] == "count") {
             count({arguments.begin() + 1, arguments.end()});
-        } else if (arguments.size() == 3 && arguments[0] == "write") {
-            write(arguments[1], arguments[2]);
+        } else if (arguments.size() == 4 && arguments[0] == "write") {
+            write(arguments[1], arguments[2], arguments[3]);
         } else {
-            std::cerr << "usage: predict count COMPILER OBJECT... | predict write TABLE PAGE\n";
+            std::cerr << "usage: predict count COMPILER OBJECT... | predict write TABLE MEASURED PAGE\n";
             return 2;
         }
     } catch (const std::exception &e) {

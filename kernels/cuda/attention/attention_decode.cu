@@ -1,15 +1,15 @@
 // Attention of few tokens per sequence (decode, verification): split K/V. See attention.h for the arithmetic.
 //
-// A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 4 warps process the
-// items on a persistent grid, so lengths may change between replays of a graph. Per step of 64 cells the
-// warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column tile of the output;
-// maxima and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps ahead up to 128 dims.
-// If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn into one tile
-// of 16-bit rows: more blocks then fit on a multiprocessor, which keeps as many cells in flight. On sm_75 K
-// and V of any type take turns in that tile, without raw tiles; other blocks hide the latency.
-// Every block computes k and v of the batch's new tokens that it needs; tile 0 also stores them in the cache.
-// Bytes: each K/V byte of a split once per tile; with several splits 16 (dim_v + 2) floats of scratch
-// per item (3% at dim 128), written and read.
+// A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 8 warps process the items on a
+// persistent grid, so lengths may change between replays of a graph. Per step of 64 cells the warps share the tile: for q . k
+// each takes 8 cells, for p . v every eighth 8-column tile of the output; maxima and p pass through shared memory. (Packed
+// types have blocks of 4 warps, which take twice as much each.) With few cells an item takes what its warps take for their
+// instructions, one after the other, whatever else is under way. 16-bit K and V arrive by cp.async, two steps ahead up to 128
+// dims. If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn into one tile of 16-bit
+// rows: more blocks then fit on a multiprocessor, which keeps as many cells in flight. On sm_75 K and V of any type take
+// turns in that tile, without raw tiles; other blocks hide the latency. Every block computes k and v of the batch's new
+// tokens that it needs; tile 0 also stores them in the cache. Bytes: each K/V byte of a split once per tile; with several
+// splits 16 (dim_v + 2) floats of scratch per item (3% at dim 128), written and read.
 #include "kernels/cuda/attention/attention_load.h"
 #include "kernels/cuda/attention/attention_split.h"
 #include "kernels/cuda/linear/quantize_row.h"
@@ -20,7 +20,7 @@ namespace runnel::kernels::cuda {
 namespace {
 
 // kInTurn: K and V take turns in one tile.
-template <int kDim, bool kInTurn>
+template <int kDim, bool kInTurn, int kWarps>
 struct DecodeShared {
     static constexpr int kStages = kDim <= 128 ? 2 : 1;
     static constexpr int kTileBytes = kAttentionStep * RowsLayout<kDim>::kRowBytes;
@@ -28,11 +28,16 @@ struct DecodeShared {
     alignas(128) unsigned char v[kInTurn ? 1 : kStages][kInTurn ? 128 : kTileBytes];
     alignas(128) unsigned char q[kAttentionRows * RowsLayout<kDim>::kRowBytes];
     alignas(128) unsigned char p[kAttentionRows * 2 * kPStride];
-    float maximum[kAttentionWarps][kAttentionRows];
-    float scratch[kAttentionWarps][kMaxHeadDim];
-    alignas(128) uint32_t arrived;
+    float maximum[kWarps][kAttentionRows];
+    float scratch[kWarps][kMaxHeadDim];
+    alignas(128) uint32_t is_last;
     // Packed types: the raw tiles of K and of V follow this struct in shared memory.
 };
+
+// Of a block: with packed types registers for raw tiles' scales are needed, so that more warps would not run.
+constexpr int decode_warps(bool packed) {
+    return packed ? kAttentionWarps : 2 * kAttentionWarps;
+}
 
 struct Item {
     int sequence, kv_head, tile, split;  // split: index among the `splits` of the tile's sequence
@@ -72,9 +77,11 @@ template <int kDim, bool kPacked, bool kTuring>
 struct DecodeBody {
     using Params = AttentionParams;
     static constexpr bool kInTurn = kPacked || kTuring;
-    using Shared = DecodeShared<kDim, kInTurn>;
+    static constexpr int kWarps = decode_warps(kPacked);
+    using Shared = DecodeShared<kDim, kInTurn, kWarps>;
     static constexpr int kStages = Shared::kStages;
-    static constexpr int kTiles = kDim / 8 / kAttentionWarps;  // 8-column tiles of o per warp
+    static constexpr int kTiles = kDim / 8 / kWarps;                // 8-column tiles of o per warp
+    static constexpr int kCellTiles = kAttentionStep / 8 / kWarps;  // 8-cell tiles of the scores per warp
 
     // The state of a block while it processes an item.
     struct State {
@@ -101,10 +108,9 @@ struct DecodeBody {
         const CachePages &pages = kKeys ? p.k_cache : p.v_cache;
         const int begin = step * kAttentionStep, end = smaller(state.cells.made, begin + kAttentionStep);
         const int first = state.cells.end > begin ? state.cells.end : begin;
-        // One token: its key is computed by warp 1 and its value by warp 2, at the same time.
-        constexpr int kFirstWarp = kKeys ? 1 : 2;
-        for (int cell = first + (warp_index() + kAttentionWarps - kFirstWarp) % kAttentionWarps; cell < end;
-             cell += kAttentionWarps) {
+        // One token: its key and its value are computed at the same time, by warps with no query or few.
+        constexpr int kFirstWarp = kWarps - (kKeys ? 3 : 2);
+        for (int cell = first + (warp_index() + kWarps - kFirstWarp) % kWarps; cell < end; cell += kWarps) {
             const int row = cell - begin;
             const int token = s.first + cell - s.past;
             const float *from = kKeys ? p.k + token * p.k_stride : p.v + token * p.v_stride;
@@ -144,8 +150,8 @@ struct DecodeBody {
                 load_raw(p, state.space.cache, p.k_cache, k_values(p), step, state.cells, raw_k(shared),
                          state.k_scales);
             } else {
-                load_cells<kDim>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
-                                 k_tile(shared, step));
+                load_cells<kDim, 32 * kWarps>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
+                                              k_tile(shared, step));
                 make<true>(p, state, shared.scratch[warp_index()], step, padded_k(p), k_tile(shared, step));
             }
         }
@@ -158,8 +164,8 @@ struct DecodeBody {
                 load_raw(p, state.space.cache, p.v_cache, v_values(p), step, state.cells, raw_v(p, shared),
                          state.v_scales);
             } else {
-                load_cells<kDim>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
-                                 v_tile(shared, step));
+                load_cells<kDim, 32 * kWarps>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
+                                              v_tile(shared, step));
                 make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, v_tile(shared, step));
             }
         }
@@ -168,32 +174,38 @@ struct DecodeBody {
 
     // --- one step ------------------------------------------------------------------------------------------
 
-    // Computes the scores of this warp's 16 cells: c[0] has those of
-    // the first 8 cells, c[1] those of the others.
+    // Computes the scores of this warp's cells: c[n] has those of the n-th 8.
     static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
-                              float (&c)[2][4]) {
-        const int first = 16 * warp_index();
+                              float (&c)[kCellTiles][4]) {
+        const int first = 8 * kCellTiles * warp_index();
 #pragma unroll
-        for (int n = 0; n < 2; ++n)
+        for (int n = 0; n < kCellTiles; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) c[n][i] = 0;
         const int chunks = padded_k(p) / 16;
         const Products products = products_of(p.k_cache);
+        uint32_t keys[4];
 #pragma unroll
         for (int chunk = 0; chunk < kDim / 16; ++chunk) {
             if (chunk >= chunks) break;
-            uint32_t a[4], b[4];
+            uint32_t a[4];
             load_a<kDim>(shared.q, chunk, a);
-            load_k<kDim>(k_tile(shared, step), first, chunk, b);
-            products.mma(c[0], a, {b[0], b[1]});
-            products.mma(c[1], a, {b[2], b[3]});
+            if constexpr (kCellTiles == 1) {
+                if (chunk % 2 == 0)
+                    load_k_of_8<kDim>(k_tile(shared, step), first, chunk / 2, 2 * chunks, keys);
+                products.mma(c[0], a, {keys[chunk % 2 * 2], keys[chunk % 2 * 2 + 1]});
+            } else {
+                load_k<kDim>(k_tile(shared, step), first, chunk, keys);
+                products.mma(c[0], a, {keys[0], keys[1]});
+                products.mma(c[1], a, {keys[2], keys[3]});
+            }
         }
         const int cell = step * kAttentionStep + first + 2 * (lane_index() & 3);
         finish_scores(p, state.rows, cell, c, [&] { return RowTile{state.space, state.first_row}; });
     }
 
     static DEVICE void accumulate(const Params &p, State &state, Shared &shared, int step) {
-        add_step<kDim, kAttentionWarps>(p, state.sums, shared.p, v_tile(shared, step));
+        add_step<kDim, kWarps>(p, state.sums, shared.p, v_tile(shared, step));
     }
 
     // The loop starts one step early, so that loads are issued in one place only; q is computed while the first
@@ -202,7 +214,7 @@ struct DecodeBody {
 #pragma unroll 1
         for (int step = state.first - 1; step <= state.last; ++step) {
             const bool computes = step >= state.first;
-            float c[2][4];
+            float c[kCellTiles][4];
             if constexpr (kInTurn) {
                 if (computes) {
                     cp_async_wait<1>();
@@ -216,7 +228,7 @@ struct DecodeBody {
                     share_maximum(shared.maximum, c);
                     cp_async_wait<1>();
                     block_sync();
-                    rescale_step<kAttentionWarps>(p, state.sums, shared.maximum, shared.p, c);
+                    rescale_step<kWarps>(p, state.sums, shared.maximum, shared.p, c);
                     unpack_v(p, state, shared, step);
                     block_sync();
                 }
@@ -239,7 +251,7 @@ struct DecodeBody {
                 }
                 if constexpr (kStages == 1) start_k(p, state, shared, step + 1);
                 if (computes) {
-                    rescale_step<kAttentionWarps>(p, state.sums, shared.maximum, shared.p, c);
+                    rescale_step<kWarps>(p, state.sums, shared.maximum, shared.p, c);
                     cp_async_wait<kStages == 2 ? 2 : 1>();
                     block_sync();
                     accumulate(p, state, shared, step);
@@ -248,7 +260,7 @@ struct DecodeBody {
                 if constexpr (kStages == 1) start_v(p, state, shared, step + 1);
             }
             if (!computes)
-                load_queries<kDim>(p, state.space, state.run, state.first_row, warp_index(), kAttentionWarps,
+                load_queries<kDim>(p, state.space, state.run, state.first_row, warp_index(), kWarps,
                                    shared.scratch[warp_index()], shared.q);
         }
         cp_async_wait<0>();
@@ -256,8 +268,8 @@ struct DecodeBody {
 
     static DEVICE void unpack_k(const Params &p, const State &state, Shared &shared, int step) {
         if constexpr (kTuring)
-            unpack_cells<kDim, kPacked>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
-                                        shared.k[0]);
+            unpack_cells<kDim, kPacked, 32 * kWarps>(p, state.space.cache, p.k_cache, k_values(p), step,
+                                                     state.cells, shared.k[0]);
         else
             unpack<kDim>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells, raw_k(shared),
                          state.k_scales, shared.k[0]);
@@ -265,8 +277,8 @@ struct DecodeBody {
     }
     static DEVICE void unpack_v(const Params &p, const State &state, Shared &shared, int step) {
         if constexpr (kTuring)
-            unpack_cells<kDim, kPacked>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
-                                        shared.k[0]);
+            unpack_cells<kDim, kPacked, 32 * kWarps>(p, state.space.cache, p.v_cache, v_values(p), step,
+                                                     state.cells, shared.k[0]);
         else
             unpack<kDim>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells, raw_v(p, shared),
                          state.v_scales, shared.k[0]);
@@ -305,15 +317,14 @@ struct DecodeBody {
         steps(p, state, shared);
         bool complete = item.splits == 1;
         if (complete) {
-            store_output(p, state.space, state.sums, first_row, 0, p.dim_v, warp_index(), kAttentionWarps);
+            store_output(p, state.space, state.sums, first_row, 0, p.dim_v, warp_index(), kWarps);
         } else {
-            store_partial<kAttentionWarps>(p, state.sums, item.index);
+            store_partial<kWarps>(p, state.sums, item.index);
             uint32_t *counter =
                 p.counters + (int64_t{item.sequence} * p.kv_heads + item.kv_head) * p.max_tiles + item.tile;
-            complete = is_last(counter, item.splits, shared.arrived);
+            complete = is_last(counter, item.splits, shared.is_last);
             if (complete)
-                join_splits<kDim, kAttentionWarps>(p, state.space, first_row, item.index - item.split, 1,
-                                                   item.splits);
+                join_splits<kDim, kWarps>(p, state.space, first_row, item.index - item.split, 1, item.splits);
         }
         block_sync();
         if (complete && p.prepare.x != nullptr) prepare_tile(p, state.space, first_row);
@@ -324,7 +335,7 @@ struct DecodeBody {
         const int columns = space.group * p.dim_v, groups = columns / kActivationGroup;
         const int first = first_row / space.group,
                   end = (smaller(first_row + kAttentionRows, space.rows) + space.group - 1) / space.group;
-        for (int i = warp_index(); i < (end - first) * groups; i += kAttentionWarps)
+        for (int i = warp_index(); i < (end - first) * groups; i += kWarps)
             quantize_group_of(p.prepare, space.sequence.first + first + i / groups,
                               space.cache.kv_head * groups + i % groups);
     }
@@ -356,7 +367,7 @@ struct HeldBody {
             auto state = Decode::begin(p, {item.split.sequence, item.kv_head, item.tile, 0, 1, false,
                                            item.split.split * kAttentionSplit, 0});
             Decode::steps(p, state, shared);
-            store_held<kAttentionWarps>(p, state.sums, state.space, state.first_row, item.split.place);
+            store_held<Decode::kWarps>(p, state.sums, state.space, state.first_row, item.split.place);
             block_sync();
         }
     }
@@ -366,7 +377,7 @@ template <int kDim, bool kPacked>
 struct AttentionHeld {
     using Params = AttentionParams;
     static constexpr const char *kName = "attention to held splits";
-    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim > 128 ? 1 : kPacked ? 4 : 2;
+    static constexpr int kThreads = 32 * decode_warps(kPacked), kBlocks = kDim > 128 ? 1 : kPacked ? 4 : 2;
 
     static DEVICE void run(const Params &p) {
         run_for_device<HeldBody<kDim, kPacked, false>, HeldBody<kDim, kPacked, true>>(p);
@@ -377,7 +388,7 @@ template <int kDim, bool kPacked>
 struct AttentionDecode {
     using Params = AttentionParams;
     static constexpr const char *kName = "attention decode";
-    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim > 128 ? 1 : kPacked ? 4 : 2;
+    static constexpr int kThreads = 32 * decode_warps(kPacked), kBlocks = kDim > 128 ? 1 : kPacked ? 4 : 2;
 
     static DEVICE void run(const Params &p) {
         run_for_device<DecodeBody<kDim, kPacked, false>, DecodeBody<kDim, kPacked, true>>(p);
@@ -386,8 +397,11 @@ struct AttentionDecode {
 
 template <int kDim>
 SharedBytes shared_bytes(CacheType k, CacheType v) {
-    constexpr size_t kInTurn = sizeof(DecodeShared<kDim, true>);
-    if (!is_packed(k) && !is_packed(v)) return {sizeof(DecodeShared<kDim, false>), kInTurn};
+    if (!is_packed(k) && !is_packed(v)) {
+        constexpr int kWarps = decode_warps(false);
+        return {sizeof(DecodeShared<kDim, false, kWarps>), sizeof(DecodeShared<kDim, true, kWarps>)};
+    }
+    constexpr size_t kInTurn = sizeof(DecodeShared<kDim, true, decode_warps(true)>);
     const int raw = kAttentionStep * (raw_row_bytes<kDim>(k) + raw_row_bytes<kDim>(v));
     return {kInTurn + static_cast<size_t>(raw), kInTurn};
 }

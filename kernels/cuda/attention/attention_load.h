@@ -1,9 +1,9 @@
 // Loads K and V from the cache into shared memory, as rows of 16-bit numbers. For kernels.
 //
-// 16-bit types are copied there directly by cp.async. For packed types the bytes go to a raw tile and the
-// scales, least values and fifth bits to registers; when the tile has arrived and is needed, it is unpacked, so the products are the same
-// code for every cache type. sm_75 has no cp.async and no space for raw tiles: all types are unpacked
-// directly from the cache.
+// 16-bit types are copied there directly by cp.async. For packed types the bytes go to a raw tile and the scales, least
+// values and fifth bits to registers; when the tile has arrived and is needed, it is unpacked, so the products are the same
+// code for every cache type. sm_75 has no cp.async and no space for raw tiles: all types are unpacked directly from the
+// cache.
 #pragma once
 
 #include "kernels/cuda/attention/attention_tile.h"
@@ -11,11 +11,11 @@
 namespace runnel::kernels::cuda {
 
 // Copies cells [64 step, 64 step + 64) into rows of shared memory by cp.async. Called by all threads.
-template <int kDim>
+template <int kDim, int kThreads = kAttentionThreads>
 DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                        const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
     constexpr int kChunks = kDim / 8;  // per row
-    constexpr int kRowsAtOnce = kAttentionThreads / kChunks;
+    constexpr int kRowsAtOnce = kThreads / kChunks;
     const int chunk = thread_index() % kChunks;
     if (8 * chunk >= values.padded) return;
 #pragma unroll 4
@@ -79,11 +79,11 @@ DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const Cach
 }
 
 // Does the work of load_cells(), or of load_raw() and unpack(), with plain loads instead of cp.async.
-template <int kDim, bool kPacked>
+template <int kDim, bool kPacked, int kThreads = kAttentionThreads>
 DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                          const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
     constexpr int kChunks = kDim / 8;  // per row
-    constexpr int kRowsAtOnce = kAttentionThreads / kChunks, kLoads = 4;
+    constexpr int kRowsAtOnce = kThreads / kChunks, kLoads = 512 / kThreads;
     const int chunk = thread_index() % kChunks, first = values.first + 8 * chunk;
     if (8 * chunk >= values.padded) return;
     const auto load = [&](int cell) -> uint4 {

@@ -3,40 +3,48 @@
 #pragma once
 
 #include "kernels/cuda/attention/attention_tile.h"
+#include "kernels/cuda/runtime/arrival.h"
 
 namespace runnel::kernels::cuda {
 
-inline constexpr int kPStride = 64;                      // p: rows of 64 16-bit values
-inline constexpr int kScoreWarps = kAttentionStep / 16;  // each computes the scores of 16 cells
+inline constexpr int kPStride = 64;  // p: rows of 64 16-bit values
 
-using Maxima = float[kScoreWarps][kAttentionRows];
+// A warp computes the scores of kCellTiles times 8 cells of a step, so that this many warps do.
+template <int kCellTiles>
+inline constexpr int kScoreWarps = kAttentionStep / (8 * kCellTiles);
+template <int kCellTiles>
+using Maxima = float[kScoreWarps<kCellTiles>][kAttentionRows];
 
-// Publishes the maximum of each row over this warp's cells. c: two fragments of 16 rows by 8 cells.
-DEVICE void share_maximum(Maxima &maximum, const float (&c)[2][4]) {
+// Publishes the maximum of each row over this warp's cells. c: fragments of 16 rows by 8 cells.
+template <int kCellTiles>
+DEVICE void share_maximum(Maxima<kCellTiles> &maximum, const float (&c)[kCellTiles][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float a = fmaxf(c[0][2 * i], c[0][2 * i + 1]), b = fmaxf(c[1][2 * i], c[1][2 * i + 1]);
-        const float m = quad_max(fmaxf(a, b));
+        float m = fmaxf(c[0][2 * i], c[0][2 * i + 1]);
+#pragma unroll
+        for (int n = 1; n < kCellTiles; ++n) m = fmaxf(m, fmaxf(c[n][2 * i], c[n][2 * i + 1]));
+        m = quad_max(m);
         if ((lane_index() & 3) == 0) maximum[warp_index()][(lane_index() >> 2) + 8 * i] = m;
     }
 }
 
 // Rescales l and o to the new maximum and stores p of this warp's cells, if any, in shared memory.
-template <int kWarps, int kTiles>
-DEVICE void rescale_step(const AttentionParams &p, Sums<kTiles> &sums, const Maxima &maximum,
-                         unsigned char *p_rows, const float (&c)[2][4]) {
+template <int kWarps, int kTiles, int kCellTiles>
+DEVICE void rescale_step(const AttentionParams &p, Sums<kTiles> &sums, const Maxima<kCellTiles> &maximum,
+                         unsigned char *p_rows, const float (&c)[kCellTiles][4]) {
+    constexpr int kScorers = kScoreWarps<kCellTiles>;
     const Products products = products_of(p.v_cache);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int row = (lane_index() >> 2) + 8 * i;
         float m = sums.m[i];
 #pragma unroll
-        for (int w = 0; w < kScoreWarps; ++w) m = fmaxf(m, maximum[w][row]);
+        for (int w = 0; w < kScorers; ++w) m = fmaxf(m, maximum[w][row]);
         sums.rescale(i, m);
-        if (kWarps > kScoreWarps && warp_index() >= kScoreWarps) continue;
+        if (kWarps > kScorers && warp_index() >= kScorers) continue;
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            const int cell = 16 * warp_index() + 8 * n + 2 * (lane_index() & 3);
+        for (int n = 0; n < kCellTiles; ++n) {
+            const int cell = 8 * (kCellTiles * warp_index() + n) + 2 * (lane_index() & 3);
             *reinterpret_cast<uint32_t *>(p_rows + RowsLayout<kPStride>::offset(row, cell / 8) +
                                           2 * (cell % 8)) =
                 products.pack(exp2_p(c[n][2 * i] - m), exp2_p(c[n][2 * i + 1] - m));
@@ -117,15 +125,11 @@ DEVICE void store_held(const AttentionParams &p, const Sums<kTiles> &sums, const
 }
 
 // True in the block that finished the last split of its tile. Resets the counter to zero.
-DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &arrived) {
+DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &last) {
     block_sync();
-    if (thread_index() == 0) {
-        fence_gpu();
-        arrived = atomic_inc_wrap_u32(counter, static_cast<uint32_t>(splits - 1));
-        if (arrived == static_cast<uint32_t>(splits - 1)) fence_gpu();
-    }
+    if (thread_index() == 0) last = is_last_to_arrive(counter, splits);
     block_sync();
-    return arrived == static_cast<uint32_t>(splits - 1);
+    return last != 0;
 }
 
 // Joins the partial results of `splits` items in order: first, first + apart, ... A warp takes every kWarps-th

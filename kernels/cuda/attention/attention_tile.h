@@ -162,6 +162,15 @@ DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
                 k + RowsLayout<kDim>::offset(first + (lane & 7) + (lane >> 4) * 8, 2 * c + (lane >> 3 & 1)));
 }
 
+// The same of 8 cells [first, first + 8) and 32 values [32 c, 32 c + 32), of rows of 8 `pieces` values: b[0] and b[1] hold
+// the first 16 values; beyond the row the last piece is repeated.
+template <int kDim>
+DEVICE void load_k_of_8(const unsigned char *k, int first, int c, int pieces, uint32_t (&b)[4]) {
+    const int lane = lane_index();
+    const int piece = smaller(4 * c + (lane >> 3), pieces - 1);
+    ldmatrix_x4(b, k + RowsLayout<kDim>::offset(first + (lane & 7), piece));
+}
+
 // Fragments of operand B of p . v for cells [first, first + 32) and values [8 n, 8 n + 8): b[0] and
 // b[1] hold the first 16 cells.
 template <int kDim>

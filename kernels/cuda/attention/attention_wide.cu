@@ -61,10 +61,10 @@ struct WideShared {
     alignas(128) unsigned char tile[kAttentionStep * TileRows::kRowBytes];  // used by K and V in turn
     alignas(128) unsigned char q[kAttentionRows * TileRows::kRowBytes];
     alignas(128) unsigned char p[kAttentionRows * 2 * kPStride];
-    float second[kScoreWarps][8][32];  // scores over the second half of the dimensions, per lane
-    Maxima maximum;
+    float second[kScoreWarps<2>][8][32];  // scores over the second half of the dimensions, per lane
+    Maxima<2> maximum;
     RowCells rows[kAttentionRows];  // of the current run
-    uint32_t arrived;
+    uint32_t is_last;
     Block block;
 };
 struct ChosenShared : WideShared {
@@ -369,8 +369,8 @@ struct WideBody {
 #pragma unroll
             for (int i = 0; i < 4; ++i) c[n][i] = 0;
         const int chunks = padded_k(p) / 16, middle = (chunks + 1) / 2;
-        const bool second = warp_index() >= kScoreWarps;
-        const int first_cell = 16 * (warp_index() % kScoreWarps), end = second ? chunks : middle;
+        const bool second = warp_index() >= kScoreWarps<2>;
+        const int first_cell = 16 * (warp_index() % kScoreWarps<2>), end = second ? chunks : middle;
         const Products products = products_of(p.k_cache);
 #pragma unroll 2
         for (int chunk = second ? middle : 0; chunk < end; ++chunk) {
@@ -385,12 +385,12 @@ struct WideBody {
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                shared.second[warp_index() - kScoreWarps][4 * n + i][lane_index()] = c[n][i];
+                shared.second[warp_index() - kScoreWarps<2>][4 * n + i][lane_index()] = c[n][i];
     }
 
-    // Each of the first kScoreWarps warps finishes the scores of its cells and publishes each row's maximum.
+    // Each of the first kScoreWarps<2> warps finishes the scores of its cells and publishes each row's maximum.
     static DEVICE void finish(const Params &p, Shared &shared, int step, float (&c)[2][4]) {
-        if (warp_index() >= kScoreWarps) return;
+        if (warp_index() >= kScoreWarps<2>) return;
         const RowCells &low = shared.rows[lane_index() >> 2], &high = shared.rows[(lane_index() >> 2) + 8];
         const LaneRows rows{{low.first, high.first}, {low.last, high.last}};
 #pragma unroll
@@ -544,7 +544,7 @@ struct WideBody {
             return;
         }
         store_partial<kWarps>(p, sums, item.partial + item.first * item.apart);
-        if (is_last(p.counters + item.partial, item.splits, shared.arrived))
+        if (is_last(p.counters + item.partial, item.splits, shared.is_last))
             join_splits<kMaxWideV, kWarps, true>(p, space, row, item.partial, item.apart, item.splits);
     }
 

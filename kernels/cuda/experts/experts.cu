@@ -7,6 +7,7 @@
 #include "kernels/cuda/experts/router_row.h"
 #include "kernels/cuda/linear/linear_prefill.h"
 #include "kernels/cuda/linear/quantize_row.h"
+#include "kernels/cuda/runtime/arrival.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/runtime/math.h"
 #include "kernels/cuda/runtime/softplus.h"
@@ -366,12 +367,7 @@ struct RouteGroups {
             row.multiply(p.router, p.route, expert, p.router.x, shared.route.warp[warp_index()].p);
         }
         block_sync();
-        if (thread_index() == 0) {
-            const auto others = static_cast<uint32_t>(block_count()) - 1;
-            fence_gpu();
-            shared.is_last = atomic_inc_wrap_u32(p.router.arrivals, others) == others;
-            if (shared.is_last) fence_gpu();  // all threads see the other blocks' logits after the barrier
-        }
+        if (thread_index() == 0) shared.is_last = is_last_to_arrive(p.router.arrivals, block_count());
         block_sync();
         if (shared.is_last) route_and_group(p, shared);
     }
@@ -469,12 +465,7 @@ struct Combine {
     // Block collective, after a block has written its part of a row: the block that completes the row quantizes it.
     static DEVICE void prepare(const Params &p, int32_t token, int32_t parts, CombineShared &shared) {
         block_sync();
-        if (thread_index() == 0) {
-            const auto others = static_cast<uint32_t>(parts) - 1;
-            fence_gpu();
-            shared.is_last = atomic_inc_wrap_u32(p.arrivals + token, others) == others;
-            if (shared.is_last) fence_gpu();  // all threads see the other blocks' columns after the barrier
-        }
+        if (thread_index() == 0) shared.is_last = is_last_to_arrive(p.arrivals + token, parts);
         block_sync();
         if (shared.is_last) quantize_row(p.prepare, token, shared.quantize);
         block_sync();

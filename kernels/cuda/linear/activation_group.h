@@ -22,9 +22,37 @@ DEVICE float4 load_floats(const float *x, int64_t k, int64_t cols) {
 
 // A lane's eight values of the quantized group, as in activation_first().
 struct ActivationPiece {
-    uint4 codes;   // in the order of activations.h
+    float q[8];
     float scale;   // of the group, in every lane
     float sum[2];  // of the chunk's groups of 16 number 2 sub and 2 sub + 1, in all their lanes
+
+    // In the order of activations.h.
+    DEVICE uint4 codes() const {
+        return {pack_f16(q[0], q[2]), pack_f16(q[1], q[3]), pack_f16(q[4], q[6]), pack_f16(q[5], q[7])};
+    }
+};
+
+// A lane's digits, likewise: of columns k .. k + 3 and k + 16 .. k + 19.
+struct ActivationDigits {
+    uint2 high, low;
+
+    explicit DEVICE ActivationDigits(const float (&q)[8]) {
+        constexpr float kBits = 0x1.8p23f;  // added to a small integer, it puts that into the low byte
+        uint32_t h[8], l[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float digit = fma_rn(q[i], 1.0f / kDigit, kBits);
+            h[i] = float_bits(digit);
+            l[i] = float_bits(fma_rn(digit - kBits, -kDigit, q[i]) + kBits);
+        }
+        high = {bytes_of(h[0], h[1], h[2], h[3]), bytes_of(h[4], h[5], h[6], h[7])};
+        low = {bytes_of(l[0], l[1], l[2], l[3]), bytes_of(l[4], l[5], l[6], l[7])};
+    }
+
+  private:
+    static DEVICE uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+        return prmt(prmt(a, b, 0x0040u), prmt(c, d, 0x0040u), 0x5410u);
+    }
 };
 
 // A sum of up to 32 integers q as high + low, both exact in binary16.
@@ -60,13 +88,12 @@ DEVICE ActivationPiece quantize_group(const float (&x)[8]) {
     const float maximum = bits_float(largest_magnitude(largest_of(x, 0)));
     const bool tiny = maximum < 0x1p-100f;
     const float inverse = tiny ? 0.0f : kLargest / maximum;
-    float q[8];
+    ActivationPiece piece;
+    auto &q = piece.q;
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = rint_rn(x[i] * inverse);
-    ActivationPiece piece;
-    piece.scale = tiny ? 0.0f : maximum / kLargest;
-    // In kColumnOrder.
-    piece.codes = {pack_f16(q[0], q[2]), pack_f16(q[1], q[3]), pack_f16(q[4], q[6]), pack_f16(q[5], q[7])};
+    // (0 times infinity is NaN.)
+    piece.scale = tiny ? 0.0f : fma_rn(maximum, 0.0f, maximum / kLargest);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         piece.sum[h] = (q[4 * h] + q[4 * h + 1]) + (q[4 * h + 2] + q[4 * h + 3]);

@@ -1,17 +1,20 @@
-// Quantized activations in two forms, both of them binary16 numbers for the tensor cores: integers for
-// quantized weights, halves for weights in F16 and BF16.
+// Quantized activations in two forms for the tensor cores: integers for quantized weights, as binary16 numbers and as pairs of
+// int8, and halves, which are binary16 numbers, for weights in F16 and BF16.
 //
 // Integers. Per group of 256 values of a row there is one scale s = max|x| / 2047 and an integer per value:
 //   q = rint(x * (2047 / max|x|));  x ~ s q: 12 bits with the sign, exact in binary16.
 // Products of such integers with the integers of quantized weights (up to 8 bits) sum exactly in the float32
 // of an mma for any 32 columns: they stay below 2^23. The last group of a row may be shorter. A group whose
-// maximum is below 2^-100 has s = 0 and zeros; a NaN in it makes s NaN.
+// maximum is below 2^-100 has s = 0 and zeros; a value that is not finite makes s NaN.
 //
 // One row (one token) in memory, for K values (a multiple of 32):
 //   codes   [ceil(K / 64) * 64] binary16, zeros after K. Of each 32 columns, element 8 t + 4 h + i is column
 //           16 h + 4 t + kColumnOrder[i] (t < 4, h < 2, i < 4). So lane 4 g + t loads its operands B of two
 //           mma_f16_k16 at once, 16 bytes. kColumnOrder is the order in which fragments.h converts the four
 //           codes of a word to operand A: bytes 0 and 2 before 1 and 3.
+//   digits  of the first kDigitRows rows, for kernels that multiply bytes (weight_bytes.h): q = kDigit * h + l. Of each 32
+//           columns 64 int8: all h, then all l; element 8 t + 4 h + i of both is column 16 h + 4 t + i, so that lane
+//           4 g + t loads the operand B of one mma_s8_k32, or those of two mma_s8_k16, at once: 8 bytes.
 //   scales  [ceil(K / 256)] float, and zeros up to a multiple of four
 //   sums    [ceil(K / 256)][2][8] binary16: the sum of q of each group of 32, in two parts: the nearest
 //           multiple of 32, and the rest. For weights that have a minimum per 32 columns.
@@ -35,6 +38,9 @@ inline constexpr int kActivationGroup = 256;     // values per scale
 inline constexpr int kActivationChunk = 64;      // values; rows are padded to it
 inline constexpr int kActivationLargest = 2047;  // magnitude of an integer
 inline constexpr int kColumnOrder[4] = {0, 2, 1, 3};
+// 63, so that kDigit * h + l is one multiply-add: for a power of two the compiler shifts, in the pipe that is busiest.
+inline constexpr int kDigit = 63;
+inline constexpr int64_t kDigitRows = 64;
 inline constexpr int kSumParts = 2 * 8, kSum16Parts = 2 * 16;  // numbers per group of 256
 
 // Which of the two forms a buffer holds.
@@ -51,6 +57,7 @@ struct ActivationForms {
 // form that the buffer does not hold has null pointers.
 struct Activations {
     uint16_t *codes;
+    int8_t *digits;  // 2 codes_stride per row
     float *scales;
     uint16_t *sums, *sums16;
     int64_t codes_stride, scales_stride, sums_stride, sums16_stride;
@@ -69,6 +76,10 @@ constexpr int64_t activation_scales_stride(int64_t k) {
 constexpr int64_t activation_halves_stride(int64_t k) {
     return (k + kActivationChunk - 1) / kActivationChunk * kActivationChunk;
 }
+// Of the digits of all rows that have them.
+constexpr int64_t digit_bytes(int64_t k, int64_t tokens) {
+    return 2 * activation_halves_stride(k) * (tokens < kDigitRows ? tokens : kDigitRows);
+}
 // activation_bytes(): bytes of the activations of `tokens` tokens. place_activations(): the arrays in a buffer of that
 // size, which is 256-byte aligned.
 constexpr int64_t activation_bytes(int64_t k, int64_t tokens, ActivationForms forms) {
@@ -77,7 +88,7 @@ constexpr int64_t activation_bytes(int64_t k, int64_t tokens, ActivationForms fo
         row += 2 * activation_halves_stride(k) + 4 * activation_scales_stride(k) +
                2 * activation_groups(k) * (kSumParts + kSum16Parts);
     if (forms.halves) row += 2 * activation_halves_stride(k) + 4;
-    return tokens * row;
+    return tokens * row + (forms.integers ? digit_bytes(k, tokens) : 0);
 }
 inline Activations place_activations(void *memory, int64_t k, int64_t tokens, ActivationForms forms) {
     Activations a{};
@@ -96,6 +107,7 @@ inline Activations place_activations(void *memory, int64_t k, int64_t tokens, Ac
         a.sums_stride = activation_groups(k) * kSumParts;
         a.sums16_stride = activation_groups(k) * kSum16Parts;
         take(a.codes, tokens * a.codes_stride);
+        take(a.digits, digit_bytes(k, tokens));
         take(a.scales, tokens * a.scales_stride);
         take(a.sums, tokens * a.sums_stride);
         take(a.sums16, tokens * a.sums16_stride);

@@ -106,15 +106,16 @@ struct Book {
     }
 };
 
-// The four weights that `selectors` name, as bytes weight + 128. A selector is a level, plus 4 for the
+// The four weights that `selectors` name, as bytes weight + 128, or (kInt8) as int8. A selector is a level, plus 4 for the
 // second value: IQ2 levels are 8, 25, 43, or with bit 2 their negatives (gguf::kLevelsIQ2); IQ1 has
 // 8 (level - 1) + 1, or with bit 2 8 (level - 1) - 1.
-template <TileFormat F>
+template <TileFormat F, bool kInt8>
 DEVICE uint32_t book_values(uint32_t selectors) {
+    constexpr uint32_t kFlip = kInt8 ? 0x00808080u : 0;
     if constexpr (F == TileFormat::IQ1)
-        return prmt(0x00898179u, 0x00877f77u, selectors);
+        return prmt(0x00898179u ^ kFlip, 0x00877f77u ^ kFlip, selectors);
     else
-        return prmt(0x00ab9988u, 0x00556778u, selectors);
+        return prmt(0x00ab9988u ^ kFlip, 0x00556778u ^ kFlip, selectors);
 }
 
 }  // namespace runnel::kernels::cuda

@@ -1,7 +1,7 @@
 // Turns a block of a tile (tiles.h) into operands A of mma_f16_k16: the loads of a lane, a few bit operations
 // per word of four codes, and two instructions that convert them to binary16. A code c placed under the bits
 // of 1024 reads as exactly 1024 + c, and the subtraction that follows includes the offset of the codes.
-// Recipes are chosen at compile time and shared by every kernel that multiplies quantized weights.
+// Recipes are chosen at compile time and shared by every kernel that multiplies binary16; weight_bytes.h has those for int8.
 //
 // Indices: lane = 4g + t holds rows g and g + 8 ("row r" = g + 8r); chunk c = 64 columns, sub s = 32 of them,
 // register a as in tiles.h; group = 2c + s.
@@ -181,19 +181,24 @@ DEVICE uint32_t move_bits(uint32_t word) {
         return word << (kTo - kFrom);
 }
 
-// For formats with a table: the codes of both subs of chunk kC, whose nibbles share the same words.
-template <TileFormat F, int kC>
+// For formats with a table: the codes of both subs of chunk kC, whose nibbles share the same words; or (kInt8) their values.
+template <TileFormat F, int kC, bool kInt8 = false>
 DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
-    // gguf::kMXFP4Values as binary16, four to a word.
+    // gguf::kMXFP4Values as the upper bytes of binary16 numbers, four to a word, or as int8.
     constexpr bool kMXFP4 = has_short_floats(F);
-    const uint32_t table[4] = {kMXFP4 ? 0x42403c00u : kIQ4Word0, kMXFP4 ? 0x4a484644u : kIQ4Word1,
-                               kMXFP4 ? 0xc2c0bc00u : kIQ4Word2, kMXFP4 ? 0xcac8c6c4u : kIQ4Word3};
+    constexpr uint32_t kFlip = kInt8 ? 0x80808080u : 0;
+    const uint32_t halves[4] = {0x42403c00u, 0x4a484644u, 0xc2c0bc00u, 0xcac8c6c4u},
+                   integers[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
+    const uint32_t table[4] = {kMXFP4 ? (kInt8 ? integers : halves)[0] : kIQ4Word0 ^ kFlip,
+                               kMXFP4 ? (kInt8 ? integers : halves)[1] : kIQ4Word1 ^ kFlip,
+                               kMXFP4 ? (kInt8 ? integers : halves)[2] : kIQ4Word2 ^ kFlip,
+                               kMXFP4 ? (kInt8 ? integers : halves)[3] : kIQ4Word3 ^ kFlip};
 #pragma unroll
     for (int i = 0; i < 4; ++i) look_up(table, m.main[4 * kC + i], first[i], second[i]);
 }
 
-// The codes of register kA of chunk kC, sub kS.
-template <TileFormat F, int kC, int kS, int kA>
+// The codes of register kA of chunk kC, sub kS; or (kInt8) their values, of IQ3 their magnitudes.
+template <TileFormat F, int kC, int kS, int kA, bool kInt8 = false>
 DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters<F> &side,
                                   const Book<F> &book) {
     constexpr int kJ = 4 * kS + kA;
@@ -205,11 +210,11 @@ DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters
     else if constexpr (F == TileFormat::IQ2_XS || F == TileFormat::IQ3_S)
         index |= move_bits<8 * kC + kJ, 8>(side.high[0]) & 0x100u;
     if constexpr (F == TileFormat::IQ1) {
-        return book_values<F>(book[index] ^ (side.high[kC] >> (4 * kJ + 3) & 1u) * 0x4444u);
+        return book_values<F, kInt8>(book[index] ^ (side.high[kC] >> (4 * kJ + 3) & 1u) * 0x4444u);
     } else if constexpr (has_quads(F)) {
         return book[index];
     } else {
-        return book_values<F>(book[index] ^ (move_bits<16 * kS + kA, 2>(side.signs[kC]) & 0x4444u));
+        return book_values<F, kInt8>(book[index] ^ (move_bits<16 * kS + kA, 2>(side.signs[kC]) & 0x4444u));
     }
 }
 
@@ -329,163 +334,6 @@ DEVICE void weight_numbers(const MainRegisters<F> &m, const SideRegisters<F> &si
             to[i / 2][i % 2] ^= signs << (15 - 4 * kS - i) & 0x80008000u;
             to[i / 2][2 + i % 2] ^= signs << (7 - 4 * kS - i) & 0x80008000u;
         }
-    }
-}
-
-// --- scales ------------------------------------------------------------------------------------------------
-
-DEVICE float half_of(uint32_t word, int index) {
-    return f16_to_f32(static_cast<uint16_t>(index == 0 ? word : word >> 16));
-}
-
-// The scale of group kGroup (of 16 or 32 weights) in row r, of formats with floats per group.
-template <TileFormat F, int kGroup>
-DEVICE float group_scale(const SideRegisters<F> &registers, int r) {
-    if constexpr (F == TileFormat::NVFP4) {
-        // UE4M3 bits placed in a float have another exponent bias: times 2^119 they are half the number, also if it is
-        // subnormal.
-        const uint32_t scale = registers.scale[4 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
-        return bits_float(scale << 20) * 0x1p119f;
-    } else if constexpr (F == TileFormat::MXFP4) {
-        const uint32_t e = registers.scale[2 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
-        return bits_float(e >= 2 ? (e - 1) << 23 : 0x00200000u << e);  // 2^(e - 128)
-    } else {
-        return half_of(registers.scale[4 * r + kGroup / 2], kGroup % 2);
-    }
-}
-template <TileFormat F, int kGroup>
-DEVICE float group_minimum(const SideRegisters<F> &registers, int r) {
-    return half_of(registers.scale2[4 * r + kGroup / 2], kGroup % 2);
-}
-
-// The offset that is added to an integer scale in its byte.
-constexpr int scale_offset(TileFormat f) {
-    if (f == TileFormat::Q6_K) return 128;
-    return f == TileFormat::Q3_K || f == TileFormat::IQ4_XS ? 32 : 0;
-}
-
-// Integer scales and minimums of row r, unpacked four groups to a word (bytes, low first, with scale_offset),
-// and their float factors.
-template <TileFormat F>
-struct IntegerScales {
-    static constexpr int kWords = has_groups_of_16(F) ? 4 : 2;
-    uint32_t scale[kWords], minimum[has_minimum(F) ? kWords : 1];
-    float d, dmin;
-
-    // d times the scale of group kGroup (of 16 or 32 weights), which is exact: a byte under the bits of
-    // 2^23 reads as 2^23 + byte.
-    template <int kGroup>
-    DEVICE float factor() const {
-        const float byte =
-            bits_float(prmt(scale[kGroup / 4], 0x4b000000u, 0x7440u | static_cast<uint32_t>(kGroup % 4)));
-        return d * (byte - (0x1p23f + static_cast<float>(scale_offset(F))));
-    }
-    // The minimums of groups k and k + 1, k = 8 * kHalf + 2t, as binary16 numbers.
-    template <int kHalf>
-    DEVICE uint32_t minimums(int t) const {
-        const uint32_t pair =
-            prmt(minimum[2 * kHalf], minimum[2 * kHalf + 1], static_cast<uint32_t>(2 * t | (2 * t + 1) << 8));
-        return h2_sub(and_or(pair, twice(0xffu), twice(0x6400u)), twice(0x6400u));
-    }
-};
-
-// One nibble per byte: moves bits [4i, 4i + 4) of `word` to byte i, for i < 4.
-DEVICE uint32_t spread_nibbles(uint32_t word) {
-    const uint32_t pairs = (word & 0xffu) | (word & 0xff00u) << 8;
-    return (pairs & 0x000f000fu) | (pairs & 0x00f000f0u) << 4;
-}
-// Two bits per byte: moves bits [2i, 2i + 2) of `word` to byte i, for i < 4.
-DEVICE uint32_t spread_pairs(uint32_t word) {
-    return (word & 3u) | (word & 12u) << 6 | (word & 48u) << 12 | (word & 192u) << 18;
-}
-
-template <TileFormat F>
-DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &out) {
-    if constexpr (has_codebook(F)) {
-        constexpr int kWords = IntegerScales<F>::kWords / 2;
-#pragma unroll
-        for (int i = 0; i < 2 * kWords; ++i)
-            out.scale[i] =
-                2 * spread_nibbles(r.scale[kWords * row + i / 2] >> 16 * (i % 2) & 0xffffu) + 0x01010101u;
-        // Codebook entries are the file's weights times 4 (IQ3_XXS), 1 (IQ3_S) or 8 (the others).
-        constexpr float kUnit = F == TileFormat::IQ3_S ? 1.0f : F == TileFormat::IQ3_XXS ? 0.25f : 0.125f;
-        out.d = half_of(r.scale2[0], row) * kUnit;
-    } else if constexpr (F == TileFormat::Q4_K || F == TileFormat::Q5_K) {
-        const uint32_t d = r.scale[4 * row], low = r.scale[4 * row + 1], mid = r.scale[4 * row + 2],
-                       high = r.scale[4 * row + 3];
-        out.d = half_of(d, 0), out.dmin = half_of(d, 1);
-        out.scale[0] = low & 0x3f3f3f3fu;
-        out.scale[1] = (high & 0x0f0f0f0fu) | (low >> 2 & 0x30303030u);
-        out.minimum[0] = mid & 0x3f3f3f3fu;
-        out.minimum[1] = (high >> 4 & 0x0f0f0f0fu) | (mid >> 2 & 0x30303030u);
-    } else if constexpr (F == TileFormat::Q2_K) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            out.scale[i] = r.scale[4 * row + i] & 0x0f0f0f0fu;
-            out.minimum[i] = r.scale[4 * row + i] >> 4 & 0x0f0f0f0fu;
-        }
-        out.d = half_of(r.scale2[row], 0), out.dmin = half_of(r.scale2[row], 1);
-    } else if constexpr (F == TileFormat::Q3_K) {
-        const uint32_t high = r.scale[3 * row + 2];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            out.scale[i] =
-                (r.scale[3 * row + i % 2] >> i / 2 * 4 & 0x0f0f0f0fu) | (high >> 2 * i & 0x03030303u) << 4;
-        out.d = half_of(r.scale2[0], row);
-    } else if constexpr (F == TileFormat::Q6_K) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out.scale[i] = r.scale[4 * row + i] ^ 0x80808080u;
-        out.d = half_of(r.scale2[0], row);
-    } else {  // IQ4_XS
-        const uint32_t low = r.scale[row], high = r.scale[2] >> 16 * row;
-        out.scale[0] = spread_nibbles(low) | spread_pairs(high) << 4;
-        out.scale[1] = spread_nibbles(low >> 16) | spread_pairs(high >> 8) << 4;
-        out.d = half_of(r.scale[3], row);
-    }
-}
-
-// The scales of a block, of rows g and g + 8: integers (`rows`) or one float per group (`side`).
-template <TileFormat F>
-struct BlockScales {
-    IntegerScales<F> rows[2];
-    const SideRegisters<F> &side;
-
-    explicit DEVICE BlockScales(const SideRegisters<F> &from) : side(from) {
-        if constexpr (!has_group_floats(F)) {
-            unpack_scales(from, 0, rows[0]);
-            unpack_scales(from, 1, rows[1]);
-        }
-    }
-    // The factor of the sum of group kGroup (of 16 or 32 weights) in row g + 8r.
-    template <int kGroup>
-    DEVICE float factor(int r) const {
-        if constexpr (has_group_floats(F))
-            return group_scale<F, kGroup>(side, r);
-        else
-            return rows[r].template factor<kGroup>();
-    }
-};
-
-// For formats with integer scales: adds to c (initially 0) the sums of minimum * sum(q) over a block, in the
-// order of linear.h, for rows g and g + 8 of two tokens. sums(part, half) is operand B: the first or second
-// part of the sums (activations.h) of groups k and k + 1, k = 8 * half + 2t.
-template <TileFormat F, class Sums>
-DEVICE void minimum_sums(const IntegerScales<F> (&rows)[2], const Sums &sums, float (&c)[4]) {
-    const int t = lane_index() & 3;
-    const uint32_t a[2] = {rows[0].template minimums<0>(t), rows[1].template minimums<0>(t)};
-    if constexpr (has_groups_of_16(F)) {
-        const uint32_t more[2] = {rows[0].template minimums<1>(t), rows[1].template minimums<1>(t)};
-        mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
-                    {sums(Constant<0>(), Constant<0>()), sums(Constant<0>(), Constant<1>())});
-        mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
-                    {sums(Constant<1>(), Constant<0>()), sums(Constant<1>(), Constant<1>())});
-    } else {
-        // Each part is summed by itself, exactly; together they may need 26 bits, and float32 has 24.
-        float low[4] = {};
-        mma_f16_k8(c, a, sums(Constant<0>(), Constant<0>()));
-        mma_f16_k8(low, a, sums(Constant<1>(), Constant<0>()));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) c[i] = c[i] + low[i];
     }
 }
 

@@ -10,10 +10,12 @@
 //      [w * blocks / W, (w + 1) * blocks / W). (W is 1 if the matrices are themselves ranges of another one: column_cut.h.)
 //   2. A range's partial sum p starts at 0 and adds its blocks in ascending order. A quantized weight is D
 //      c - M: a scale D and a minimum M (or 0) per group of 32 or 16 columns, D = d * scale and M = dmin *
-//      minimum if those are integers, both exact. With the integers q of the activations (activations.h)
-//      sum(c q) and sum(q) over a group are exact, too. b starts at 0; groups ascending:
+//      minimum if those are integers. With the integers q of the activations (activations.h) sum(c q) and sum(q)
+//      over a group are exact. The block's b is, with integer scales, from an exact sum, below 2^31, that is rounded once,
+//          b = d * float(sum(scale * sum(c q)));
+//      with float scales, and in IQ4_XS (tiles.h: has_integer_sums), it starts at 0; groups ascending:
 //          b = fma(D, sum(c q), b), then, for float minimums, b = fma(-M, sum(q), b);
-//      for integer minimums, at the end of the block, with their sum over the block rounded once:
+//      for integer minimums then, with their sum over the block rounded once:
 //          b = fma(-dmin, float(sum(minimum * sum(q))), b);
 //      at the end of the block p = fma(s, b, p), with the activations' scale s;
 //     F16, BF16: c starts at 0 for the whole range, c = mma(w, h, c) for 16 columns at a time, ascending;
@@ -38,6 +40,7 @@ namespace runnel::kernels::cuda {
 inline constexpr int kLinearTokens = 16;      // most tokens of a launch without groups
 inline constexpr int kLinearGroupTokens = 8;  // most tokens of a group
 inline constexpr int kSmallGroupTokens = 4;   // up to so many, a group has a smaller kernel
+inline constexpr int kStagedTokens = 8;       // most tokens of a launch with its input in shared memory
 inline constexpr int kPreparedTokens = 8;     // most tokens of a launch that prepares its output
 inline constexpr int kLinearMatrices = 4;     // most matrices of a launch: they share type, columns and input
 inline constexpr int kLinearThreads = 256;    // threads per block
@@ -94,7 +97,7 @@ struct LinearParams {
     uint32_t *arrivals =
         nullptr;  // one per group of 256 columns, of each group of rows: zero before and after a launch
     // prepare_input.x is the input, which no launch has prepared: every block normalizes and quantizes all of it. Only for versions
-    // with their input in shared memory, without groups; `x` is not used then. Null x: none.
+    // with their input in shared memory, without groups, of up to kSmallGroupTokens; `x` is not used then. Null x: none.
     QuantizeParams prepare_input{};
     // Weights that a later launch reads first (look_ahead.h): each block fetches its share of them into L2 when it is done.
     // 16-byte aligned; bytes: a multiple of 16, below 4 GB. (Only by versions with their input in shared memory.)
@@ -132,8 +135,8 @@ Kernel<LinearParams> linear_kernel(TileFormat format, LinearVersion version);
 size_t linear_shared(TileFormat format, LinearVersion version, const LinearParams &params);
 
 // Whether there is a staged version. (Of groups for lists of experts, not for heads.)
-constexpr bool can_stage(TileFormat format, int tokens) {
-    return tokens <= kSmallGroupTokens && !is_float(format);
+constexpr bool can_stage(TileFormat format, LinearVersion version) {
+    return version.tokens <= (version.grouped ? kSmallGroupTokens : kStagedTokens) && !is_float(format);
 }
 
 // Whether a version can prepare outputs whose quantization needs whole rows. (Versions of quantized weights with their input in

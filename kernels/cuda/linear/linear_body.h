@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/linear/linear_range.h"
 #include "kernels/cuda/linear/quantize_row.h"
+#include "kernels/cuda/runtime/arrival.h"
 #include "kernels/cuda/runtime/math.h"
 #include "kernels/cuda/runtime/parameters.h"
 
@@ -102,23 +103,28 @@ DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit, const G
 // keeping several products.
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped, bool staged) {
     if (is_half(format)) return 2;
+    if (multiplies_bytes(format, groups, grouped, staged)) {
+        const bool wide = !has_group_floats(format) || format == TileFormat::Q5_1;
+        return groups == 2 && !staged && wide ? 1 : 2;
+    }
     if (groups == 1) {
-        const bool wide = format == TileFormat::IQ4_XS || format == TileFormat::Q6_K || has_pairs(format);
-        return grouped && !staged && wide ? 1 : 2;
+        const bool wide = format == TileFormat::IQ4_XS || format == TileFormat::Q5_K ||
+                          (has_groups_of_16(format) && format != TileFormat::NVFP4);
+        return wide ? 1 : 2;
     }
     if (groups == 2 && has_codebook(format))
         return format == TileFormat::IQ1 || format == TileFormat::IQ2_S ? 1 : 2;
-    if (!has_group_floats(format)) return groups == 2 && !grouped && format == TileFormat::Q4_K ? 2 : 1;
+    if (!has_group_floats(format)) return 1;
     const bool wide = format == TileFormat::NVFP4 || format == TileFormat::Q5_1;
     return wide || (groups == 4 && format == TileFormat::Q4_1) ? 1 : 2;
 }
 
 // kGrouped: several groups of tokens (experts, heads or slices of a batch); otherwise the
 // launch's tokens are one group. kStaged: the input is in shared memory (staged_activations.h), which must hold it behind
-// the struct; for up to four tokens, and with groups only those of lists (LinearParams::groups).
+// the struct; for up to eight tokens, and with groups only those of lists (LinearParams::groups) of up to four rows.
 template <TileFormat F, int kGroups, bool kGrouped, bool kStaged>
 struct Linear {
-    static_assert(!kStaged || (kGroups == 1 && !is_float(F)));
+    static_assert(!kStaged || (kGroups <= (kGrouped ? 1 : 2) && !is_float(F)));
     using Params = LinearParams;
     static constexpr const char *kName = "linear";
     static constexpr int kThreads = kLinearThreads,
@@ -132,6 +138,9 @@ struct Linear {
 
     // Whether it prepares outputs that need whole rows (can_prepare_rows()).
     static constexpr bool kWholeRows = !kGrouped && (!kStaged || is_half(F));
+
+    static constexpr bool kPreparesInput =
+        kStaged && !kGrouped && kGroups == 1;  // LinearParams::prepare_input
 
     static DEVICE StagedInput<F, kGrouped> staged(const Params &p, Shared &shared) {
         return {p, reinterpret_cast<std::byte *>(&shared) + kStagedAt<Shared>};
@@ -200,7 +209,7 @@ struct Linear {
         if constexpr (is_float(F))
             return group;
         else if constexpr (kStaged)
-            return StagedLane<F>(staged(p, shared), group);
+            return StagedLane<F, kGroups>(staged(p, shared), group);
         else
             return LaneActivations<F, kGroups, kGrouped>(p, group);
     }
@@ -298,11 +307,7 @@ struct Linear {
         bool last = false;
         if (mine < units) {
             const int32_t left = tiles - kGroupTiles * group;
-            const int32_t others = (whole || left < kGroupTiles ? left : kGroupTiles) - 1;
-            fence_gpu();
-            last = atomic_inc_wrap_u32(p.arrivals + counter, static_cast<uint32_t>(others)) ==
-                   static_cast<uint32_t>(others);
-            if (last) fence_gpu();  // all threads see other blocks' writes after the next barrier
+            last = is_last_to_arrive(p.arrivals + counter, whole || left < kGroupTiles ? left : kGroupTiles);
         }
         const uint32_t all = ballot(last);
         if (last) shared.complete[team][popc(all & ((1u << lane_index()) - 1u))] = counter;
@@ -382,8 +387,8 @@ struct Linear {
         const std::byte *tile =
             place.unit() < units ? start_of(first_unit(p, groups, place.unit())) : nullptr;
         // (While the block prepares its input, no registers are free for weights.)
-        const bool prepares_input = kStaged && !kGrouped && p.prepare_input.x != nullptr;
-        if constexpr (kStaged)
+        const bool prepares_input = kPreparesInput && p.prepare_input.x != nullptr;
+        if constexpr (kPreparesInput)
             if (tile != nullptr && prepares_input) warp.fetch(p, tile);
         if (tile != nullptr && !prepares_input) warp.begin(p, tile);
         if constexpr (has_codebook(F)) {
@@ -391,8 +396,10 @@ struct Linear {
             block_sync();
             warp.book = Book<F>(shared.book);
         }
-        if (!kGrouped && block_index() == 0) fetch_norm(p.prepare);
-        if (kStaged && !kGrouped && block_index() == 0) fetch_norm(p.prepare_input);
+        if (block_index() == 0) {
+            if constexpr (kWholeRows) fetch_norm(p.prepare);
+            if constexpr (kPreparesInput) fetch_norm(p.prepare_input);
+        }
         grid_dep_wait();
         if (!p.late_trigger) grid_dep_trigger();
         const auto step = [&] { return block_count() * (kShort ? computed_anew(teams) : teams); };
@@ -403,15 +410,16 @@ struct Linear {
         };
         // The same for all warps of the block.
         const auto has_units = [&] { return (place.unit() & -teams) < units; };
-        if constexpr (kStaged)
+        if constexpr (kStaged) {
             if (has_units()) {
-                if (prepares_input) {
-                    staged(p, shared).make(shared.quantize);
-                    if (tile != nullptr) warp.begin(p, tile);
-                } else {
-                    staged(p, shared).fill(groups);
-                }
+                if constexpr (kPreparesInput)
+                    if (prepares_input) {
+                        staged(p, shared).make(shared.quantize);
+                        if (tile != nullptr) warp.begin(p, tile);
+                    }
+                if (!prepares_input) staged(p, shared).fill(groups);
             }
+        }
         while (has_units()) {
 #pragma unroll 1
             do {
@@ -457,7 +465,8 @@ Kernel<LinearParams> kernel_of_version(LinearVersion v) {
                         : kernel_of<Linear<F, 1, kGrouped, false>>();
     if constexpr (!kGrouped)
         if (v.tokens > 2 * kGroupTokens) return kernel_of<Linear<F, 4, false, false>>();
-    return kernel_of<Linear<F, 2, kGrouped, false>>();
+    return !kGrouped && v.staged ? kernel_of<Linear<F, 2, kGrouped, !kGrouped && !is_float(F)>>()
+                                 : kernel_of<Linear<F, 2, kGrouped, false>>();
 }
 template <TileFormat F>
 Kernel<LinearParams> for_format(LinearVersion v) {

@@ -25,10 +25,11 @@ void prepare_prefill(TileFormat format) {
     prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
 }
 
-// The version with its input in shared memory, if there is one of which two blocks fit on a multiprocessor; else the other.
+// The version with its input in shared memory, if there is one of which two blocks fit on a multiprocessor and all rows have
+// digits; else the other.
 LinearVersion staged_if_it_fits(const Launcher &launcher, TileFormat format, LinearVersion version,
                                 const LinearParams &p) {
-    version.staged = launcher.switches().staging && can_stage(format, version.tokens);
+    version.staged = launcher.switches().staging && can_stage(format, version) && p.x_rows <= kDigitRows;
     if (linear_shared(format, version, p) > launcher.properties().shared_of_two()) version.staged = false;
     return version;
 }
@@ -62,6 +63,7 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
         p.late_trigger = !launcher.switches().trigger;
         p.tokens = std::min(all.tokens - first, kLinearTokens);
         p.x.codes += first * p.x.codes_stride;
+        p.x.digits += 2 * first * p.x.codes_stride;
         p.x.scales += first * p.x.scales_stride;
         p.x.sums += first * p.x.sums_stride;
         p.x.sums16 += first * p.x.sums16_stride;
@@ -101,7 +103,8 @@ void launch_prefill(Launcher &launcher, const LinearParams &p, TileFormat format
 
 void prepare_linear(const DeviceProperties &device, TileFormat format, int32_t max_tokens) {
     for (const int tokens : {4, 8, 16}) prepare_version(device, format, {tokens});
-    if (can_stage(format, 1)) prepare_version(device, format, {.tokens = 4, .staged = true});
+    for (const int tokens : {kSmallGroupTokens, kStagedTokens})
+        if (can_stage(format, {tokens})) prepare_version(device, format, {.tokens = tokens, .staged = true});
     if (max_tokens > most_sliced(format)) prepare_prefill(format);
 }
 
@@ -112,7 +115,8 @@ void prepare_heads(TileFormat format, int32_t max_tokens) {
 
 void prepare_experts(const DeviceProperties &device, TileFormat format, int32_t max_tokens) {
     prepare_heads(format, max_tokens);
-    if (can_stage(format, 1)) prepare_version(device, format, {4, true, true});
+    if (can_stage(format, {kSmallGroupTokens, true}))
+        prepare_version(device, format, {kSmallGroupTokens, true, true});
 }
 
 void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format) {

@@ -5,11 +5,12 @@
 //
 // Quantized weights and 12-bit activations are multiplied as binary16 integers, so
 // the tensor cores run at their full f16 rate. The sum of a group is one exact
-// float32 and costs one fma with the group's scale. To multiply 32 rows x 256
-// columns of Q4_K by 48 tokens, a warp executes
+// number and costs one multiply-add with the group's scale, of integers or (formats
+// with float scales) of float32. To multiply 32 rows x 256 columns of Q4_K by 48
+// tokens, a warp executes
 //   192  mma of 16 x 8 x 16,
 //    24  smaller mma for the minimums,
-//   384  fma,
+//   384  multiply-adds of integers,
 //   300  instructions (about) to convert the weights to binary16.
 // Each weight is read once per 48 tokens (F16, BF16: 128; F32: 64), each activation
 // once per 256 rows (128; 64). For quantized weights, L2 delivers 240 bytes per

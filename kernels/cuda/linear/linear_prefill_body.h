@@ -1,14 +1,13 @@
 // The kernels of linear_prefill.h, for linear_prefill.cu and linear_prefill_codebooks.cu: y = W x for many
 // tokens. linear_prefill.h states their purpose and cost, linear.h the order of every operation.
 //
-// A block of 8 warps computes 16 row tiles x 48 tokens, warp i the row tiles 2i and 2i + 1, so that with a
-// gate a lane holds gate and up of its outputs. Everything arrives by cp.async, a step ahead: each warp's own
-// weights chunk by chunk of 64 columns, their side planes block by block, and activations (6 KB per chunk),
-// which are stored in the order of operand B. Weights become binary16 integers in registers (fragments.h),
-// once for all tokens. A product over a group of 32 (or 16) columns is one exact float32 per output and costs
-// one fma with the group's scale. Sums of the current block and range are in registers; those of finished
-// ranges, which change every eighth of the columns, in shared memory (48 KB, each lane its own). More tokens
-// would need more registers than there are.
+// A block of 8 warps computes 16 row tiles x 48 tokens, warp i the row tiles 2i and 2i + 1, so that with a gate a lane holds
+// gate and up of its outputs. Everything arrives by cp.async, a step ahead: each warp's own weights chunk by chunk of 64
+// columns, their side planes block by block, and activations (6 KB per chunk), which are stored in the order of operand B.
+// Weights become binary16 integers in registers (fragments.h), once for all tokens. A product over a group of 32 (or 16)
+// columns is one exact number per output and costs one multiply-add with the group's scale, of integers or of float32
+// (linear.h). Sums of the current block and range are in registers; those of finished ranges, which change every eighth of
+// the columns, in shared memory (48 KB, each lane its own). More tokens would need more registers than there are.
 //
 // Bytes from L2 per 256 x 48 outputs and column: 96 of activations and 144 (4.5 bits) of weights.
 //
@@ -17,6 +16,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/linear/block_scales.h"
 #include "kernels/cuda/linear/fragments.h"
 #include "kernels/cuda/linear/linear_order.h"
 #include "kernels/cuda/linear/linear_prefill.h"
@@ -122,6 +122,7 @@ struct PrefillMultiplier {
     using Shared = PrefillShared<F, kTuring>;
     static constexpr int kColumns = Shared::kTokens / 8;  // 8-column groups
     using Sums = float[2][kColumns][4];
+    using Half = HalfProducts<F>;
 
     Shared &shared;
     const Book<F> &book;
@@ -129,7 +130,8 @@ struct PrefillMultiplier {
     bool few;  // at most kTokens / 2 tokens exist
     MainRegisters<F> main[2];
     SideRegisters<F> side[2];
-    Sums block, range;
+    BlockSum<F> block[2][kColumns][4];
+    Sums range;
 
     // Copies kPieces pieces of 16 bytes of both tiles, from byte `at` on.
     template <int kPieces>
@@ -179,7 +181,9 @@ struct PrefillMultiplier {
         constexpr int kGroup = 2 * kC + kS, kParts = has_groups_of_16(F) ? 2 : 1;
         constexpr bool kMinimum = Shared::kMinimums && !Shared::kIntegerMinimums;
         uint32_t a[2][2][4];
-        float d[2][kParts][2], minimum[2][2];
+        typename BlockSum<F>::Number d[2][kParts][2];
+        float minimum[2][2];
+        BlockSum<F> start[2][2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             weight_numbers<F, kC, kS>(main[i], side[i], book, a[i], later[i]);
@@ -188,6 +192,7 @@ struct PrefillMultiplier {
                 d[i][0][r] = scales[i].template factor<kParts * kGroup>(r);
                 if constexpr (kParts == 2) d[i][1][r] = scales[i].template factor<kParts * kGroup + 1>(r);
                 if constexpr (kMinimum) minimum[i][r] = group_minimum<F, kGroup>(side[i], r);
+                if constexpr (kGroup == 0) start[i][r] = Half::start(scales[i], r);
             }
         }
 #pragma unroll
@@ -203,15 +208,20 @@ struct PrefillMultiplier {
                     &shared.group_sums[buffer][kGroup][8 * j + 2 * (lane_index() & 3)]);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                float c[kParts][4] = {};
+                float c[kParts][4];
+#pragma unroll
+                for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) c[part][k] = Half::kStart;
                 mma_f16_k16(c[0], a[i][0], {b.x, b.y});
                 mma_f16_k16(c[kParts - 1], a[i][1], {b.z, b.w});
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
-                    float &to = block[i][j][k];
+                    BlockSum<F> &to = block[i][j][k];
+                    if constexpr (kGroup == 0) to = start[i][k / 2];
 #pragma unroll
-                    for (int part = 0; part < kParts; ++part) to = fma_rn(d[i][part][k / 2], c[part][k], to);
-                    if constexpr (kMinimum) to = fma_rn(minimum[i][k / 2], k % 2 == 0 ? sums.x : sums.y, to);
+                    for (int part = 0; part < kParts; ++part) to.add(d[i][part][k / 2], Half::of(c[part][k]));
+                    if constexpr (kMinimum) to.add(minimum[i][k / 2], k % 2 == 0 ? sums.x : sums.y);
                 }
             }
         }
@@ -221,7 +231,7 @@ struct PrefillMultiplier {
         return reinterpret_cast<const float *>(&shared.scales[at / 4 % 2][token])[at % 4];
     }
 
-    // At the end of a block's columns: adds its sums to the range's and clears them.
+    // At the end of a block's columns: adds its sums to the range's.
     DEVICE void finish_block(const BlockScales<F> (&scales)[2], int32_t at) {
         const int buffer = at % 2, g = lane_index() >> 2, t = lane_index() & 3;
 #pragma unroll
@@ -243,11 +253,9 @@ struct PrefillMultiplier {
                 }
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
-                    float &sum = block[i][j][k];
-                    if constexpr (Shared::kIntegerMinimums)
-                        sum = fma_rn(-scales[i].rows[k / 2].dmin, c[k], sum);
-                    range[i][j][k] = fma_rn(s[k % 2], sum, range[i][j][k]);
-                    sum = 0;
+                    float b = block[i][j][k].value(scales[i], k / 2);
+                    if constexpr (Shared::kIntegerMinimums) b = fma_rn(-scales[i].rows[k / 2].dmin, c[k], b);
+                    range[i][j][k] = fma_rn(s[k % 2], b, range[i][j][k]);
                 }
             }
         }

@@ -2,9 +2,9 @@
 // activations of up to 16 tokens.
 //
 // Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2t and 2t +
-// 1 of an 8-column product are tokens t and t + 4 of eight. A lane's accumulators are then those of its own
-// tokens 4 * group + t for rows g and g + 8, and with up to four tokens half of them are not used. Quantized
-// weights become integers in binary16 (fragments.h): the sums of a group are exact.
+// 1 of an 8-column product are tokens t and t + 4 of eight, or the two digits of token t. A lane's accumulators are then those of
+// its own tokens 4 * group + t for rows g and g + 8. Quantized weights become int8 (weight_bytes.h) for up to eight tokens and
+// integers in binary16 (fragments.h) for more: the sums of a group are exact, and the same.
 //
 // In each step, a warp loads the next block of weights (2-4 KB) while it multiplies the current one. Activations come from
 // shared memory where they fit (staged_activations.h), else through L1, where all warps of the multiprocessor with the
@@ -14,6 +14,7 @@
 // instruction, and a warp loads 2 KB (64 columns) ahead. F32 weights are multiplied by plain fma in float32.
 #pragma once
 
+#include "kernels/cuda/linear/block_scales.h"
 #include "kernels/cuda/linear/fragments.h"
 #include "kernels/cuda/linear/halves.h"
 #include "kernels/cuda/linear/linear.h"
@@ -29,16 +30,15 @@ constexpr int kGroupTokens = kSmallGroupTokens;  // a product has 8 columns: two
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 
-// The activations that a lane needs, read through L1. column[m]: the row that it loads as column g of product m, which is
-// that of token 8m + g / 2, or of 4 more if g is odd. own[j]: the row of the token that its sums j belong to.
-// Columns without a token repeat token 0; their results are dropped.
+// The activations that a lane needs, read through L1. column[m]: the row that it loads as column g of product m. own[j]: the row
+// of the token that its sums j belong to. Columns without a token repeat token 0; their results are dropped.
 template <TileFormat F, int kGroups, bool kGrouped>
 struct LaneActivations {
-    static constexpr bool kStaged = false;
-    static constexpr int kProducts = (kGroups + 1) / 2;
+    static constexpr bool kStaged = false, kBytes = multiplies_bytes(F, kGroups, kGrouped, false);
+    static constexpr int kProducts = Columns<kBytes>::products(kGroups);
     const Activations &x;
     int32_t column[kProducts], own[kGroups];  // rows of the activations
-    int32_t piece[kProducts];                 // offset in values(), of the first 32 columns
+    int32_t piece[kProducts];                 // offset in values() or digits, of the first 32 columns
 
     DEVICE LaneActivations(const LinearParams &p, TokenGroup group) : x(p.x) {
         const int g = lane_index() >> 2, t = lane_index() & 3;
@@ -47,12 +47,13 @@ struct LaneActivations {
             return kGrouped && p.sources ? p.sources[row] : row;
         };
 #pragma unroll
-        for (int m = 0; m < kProducts; ++m) column[m] = source(8 * m + g % 2 * kGroupTokens + g / 2);
+        for (int m = 0; m < kProducts; ++m) column[m] = source(Columns<kBytes>::token(m, g));
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) own[j] = source(kGroupTokens * j + t);
         const auto stride = static_cast<int32_t>(is_half(F) ? x.halves_stride : x.codes_stride);
 #pragma unroll
-        for (int m = 0; m < kProducts; ++m) piece[m] = column[m] * stride + 8 * t;
+        for (int m = 0; m < kProducts; ++m)
+            piece[m] = kBytes ? 2 * column[m] * stride + 8 * t + 32 * (g % 2) : column[m] * stride + 8 * t;
     }
     DEVICE const uint16_t *values() const {
         return is_half(F) ? x.halves : x.codes;
@@ -60,6 +61,10 @@ struct LaneActivations {
     // The operands B of 32 columns, for product m.
     DEVICE uint4 load(int m, int32_t block, int group) const {
         return ld128(values() + piece[m] + 32 * (8 * block + group));
+    }
+    // kBytes: the lane's digits of 32 columns, for product m.
+    DEVICE uint2 digits(int m, int32_t block, int group) const {
+        return ld64(x.digits + piece[m] + 64 * (8 * block + group));
     }
     // Of F16 and BF16: 32 columns of a chunk, and the scale of the row of sums j.
     DEVICE uint4 load_halves(int m, int32_t chunk, int half) const {
@@ -69,7 +74,8 @@ struct LaneActivations {
         return x.half_scales[own[j]];
     }
     DEVICE float scale(int j, int32_t block) const {
-        return x.scales[own[j] * static_cast<int32_t>(x.scales_stride) + block];
+        constexpr float kUnit = kBytes ? 1.0f / sum_unit(F) : 1.0f;
+        return x.scales[own[j] * static_cast<int32_t>(x.scales_stride) + block] * kUnit;
     }
     // The sums (activations.h) of a chunk's two groups of 32, of the lane's token: x has the first parts, y the second.
     DEVICE uint2 parts(int j, int32_t block, int32_t chunk) const {
@@ -154,8 +160,20 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     const SideRegisters<F> own = side;
     const BlockScales<F> scales(own);
     // The group at which the next side planes are loaded. (Later, where that saves the register that is missing.)
-    constexpr int kSideGroup = !loads_sides_late(F) ? 0 : Lane::kStaged && F == TileFormat::Q4_K ? 6 : 4;
-    float sum[kGroups][2] = {};
+    constexpr int kSideGroup = !loads_sides_late(F) ? 0
+                               : Lane::kBytes && F == (Lane::kStaged ? TileFormat::Q4_K : TileFormat::Q6_K)
+                                   ? 6
+                                   : 4;
+    using Half = HalfProducts<F>;
+    BlockSum<F> sum[kGroups][2], shifted[kGroups][2];  // shifted: shifts_back()
+    if constexpr (!Lane::kBytes) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const BlockSum<F> start = Half::start(scales, r);
+#pragma unroll
+            for (int j = 0; j < kGroups; ++j) sum[j][r] = start;
+        }
+    }
     uint32_t later[4] = {};
     uint2 parts[kGroups];  // float minimums: the sums of the chunk's two groups
     MinimumOperands<F> minimums[kProducts] = {};
@@ -170,28 +188,49 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
         if constexpr (kScalesEarly && kGroup == 6)
 #pragma unroll
             for (int j = 0; j < kGroups; ++j) scale[j] = x.scale(j, block);
-        uint32_t a[2][4];
-        weight_numbers<F, kC, kS>(w, own, book, a, later);
-        float d[kParts][2];
+        typename BlockSum<F>::Number d[kParts][2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             d[0][r] = scales.template factor<kParts * kGroup>(r);
             if constexpr (kParts == 2) d[1][r] = scales.template factor<kParts * kGroup + 1>(r);
         }
+        if constexpr (Lane::kBytes) {
+            uint32_t a[4];
+            weight_bytes<F, kC, kS>(w, own, book, a, later);
 #pragma unroll
-        for (int m = 0; m < kProducts; ++m) {
-            const uint4 b = x.load(m, block, kGroup);
-            float c[kParts][4] = {};
-            mma_f16_k16(c[0], a[0], {b.x, b.y});
-            mma_f16_k16(c[kParts - 1], a[1], {b.z, b.w});
-#pragma unroll
-            for (int i = 0; i < 2 && i < kGroups; ++i)
+            for (int m = 0; m < kProducts; ++m) {
+                ByteProducts<F> c[kParts];
+                multiply_bytes<kS>(a, x.digits(m, block, kGroup), c);
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    float &to = sum[2 * m + i][r];
+                    BlockSum<F> &to = shifts_back(F, kS) ? shifted[m][r] : sum[m][r];
 #pragma unroll
-                    for (int part = 0; part < kParts; ++part) to = fma_rn(d[part][r], c[part][2 * r + i], to);
+                    for (int part = 0; part < kParts; ++part) to.add(d[part][r], c[part].of(r));
+                    if constexpr (kS == 1 && shifts_back_after_chunk(F, kC))
+                        to.template shift_back<byte_shift(F, kS)>(sum[m][r]);
                 }
+            }
+        } else {
+            uint32_t a[2][4];
+            weight_numbers<F, kC, kS>(w, own, book, a, later);
+#pragma unroll
+            for (int m = 0; m < kProducts; ++m) {
+                const uint4 b = x.load(m, block, kGroup);
+                float c[kParts][4];
+#pragma unroll
+                for (int part = 0; part < kParts; ++part)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) c[part][k] = Half::kStart;
+                mma_f16_k16(c[0], a[0], {b.x, b.y});
+                mma_f16_k16(c[kParts - 1], a[1], {b.z, b.w});
+#pragma unroll
+                for (int i = 0; i < 2 && i < kGroups; ++i)
+#pragma unroll
+                    for (int r = 0; r < 2; ++r)
+#pragma unroll
+                        for (int part = 0; part < kParts; ++part)
+                            sum[2 * m + i][r].add(d[part][r], Half::of(c[part][2 * r + i]));
+            }
         }
         if constexpr (has_group_floats(F) && has_minimum(F)) {
 #pragma unroll
@@ -199,36 +238,33 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
                 if constexpr (kS == 0) parts[j] = x.parts(j, block, kC);
                 const float s = half_of(parts[j].x, kS) + half_of(parts[j].y, kS);
 #pragma unroll
-                for (int r = 0; r < 2; ++r)
-                    sum[j][r] = fma_rn(group_minimum<F, kGroup>(own, r), s, sum[j][r]);
+                for (int r = 0; r < 2; ++r) sum[j][r].add(group_minimum<F, kGroup>(own, r), s);
             }
         }
     });
+    float c[kProducts][4] = {};
     if constexpr (kMinimumSums) {
 #pragma unroll
         for (int m = 0; m < kProducts; ++m) {
             if constexpr (!kMinimumsEarly) minimums[m].load(x, m, block);
-            float c[4] = {};
             minimum_sums<F>(
                 scales.rows,
                 [&](auto part, auto half) {
                     return minimums[m].of[decltype(part)::value][decltype(half)::value];
                 },
-                c);
-#pragma unroll
-            for (int i = 0; i < 2 && i < kGroups; ++i)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float &to = sum[2 * m + i][r];
-                    to = fma_rn(-scales.rows[r].dmin, c[2 * r + i], to);
-                }
+                c[m]);
         }
     }
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
         if constexpr (!kScalesEarly) scale[j] = x.scale(j, block);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) p[j][r] = fma_rn(scale[j], sum[j][r], p[j][r]);
+        for (int r = 0; r < 2; ++r) {
+            float b = sum[j][r].value(scales, r);
+            if constexpr (kMinimumSums)
+                b = fma_rn(-scales.rows[r].dmin, Lane::kBytes ? c[j][2 * r] : c[j / 2][2 * r + j % 2], b);
+            p[j][r] = fma_rn(scale[j], b, p[j][r]);
+        }
     }
 }
 
@@ -237,13 +273,14 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
 constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
     switch (format) {
         case TileFormat::Q6_K:
-            return groups == 1 && !grouped;
+            return groups <= 2 && !grouped;
         case TileFormat::Q8_0:
             return groups == 4 || (groups == 2 && !grouped);
         case TileFormat::Q4_K:
             return groups < 4 && !grouped;
         case TileFormat::IQ4_XS:
-            return groups == 1 && !grouped;
+            return groups <= 2 && !grouped;
+        case TileFormat::Q5_1:
         case TileFormat::Q4_1:
         case TileFormat::IQ2_XXS:
         case TileFormat::IQ3_XXS:

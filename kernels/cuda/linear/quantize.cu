@@ -5,7 +5,7 @@
 // float4 per group (a warp loads a contiguous KB). Rows of up to 4096 values stay in registers; all but
 // the last 4096 of longer ones are read again, from L1, for each pass: a norm needs one more, for its sum,
 // and binary16 output one more, for the largest value. Bytes read per value: 4, and 4 of the norm weight; bytes
-// written: 2 + 3/8 for integers, 2 for binary16.
+// written: 2 + 3/8 for integers, 2 more for the digits of the first 64 rows, 2 for binary16.
 #include "kernels/cuda/linear/quantize.h"
 
 #include "kernels/cuda/linear/quantize_row.h"

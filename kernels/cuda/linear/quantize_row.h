@@ -54,8 +54,15 @@ DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, i
     const int last = groups_of(width) - 1, padded = group + (lane & 3);
     if (lane == 0 || (lane < 4 && group == last && padded < out.scales_stride))
         out.scales[row * out.scales_stride + padded] = lane == 0 ? piece.scale : 0.0f;
-    if (columns / kActivationChunk * kActivationChunk < width)
-        st128(out.codes + row * out.codes_stride + columns + 8 * t, piece.codes);
+    if (columns / kActivationChunk * kActivationChunk < width) {
+        st128(out.codes + row * out.codes_stride + columns + 8 * t, piece.codes());
+        if (row < kDigitRows) {
+            int8_t *const to = out.digits + 2 * (row * out.codes_stride + columns) + 8 * t;
+            const ActivationDigits digits(piece.q);
+            st64(to, digits.high);
+            st64(to + 32, digits.low);
+        }
+    }
     if (t != 0) return;
     // Missing groups have sums of 0.
     const int of_32 = columns % kActivationGroup / 32;

@@ -9,6 +9,7 @@
 #include "kernels/cuda/linear/linear_order.h"
 #include "kernels/cuda/linear/quantize_row.h"
 #include "kernels/cuda/linear/staged_layout.h"
+#include "kernels/cuda/linear/weight_bytes.h"
 
 namespace runnel::kernels::cuda {
 
@@ -16,6 +17,7 @@ namespace runnel::kernels::cuda {
 template <TileFormat F, bool kGrouped>
 struct StagedInput {
     static constexpr StagedPiece kPiece = staged_piece(F);
+    static constexpr float kUnit = 1.0f / sum_unit(F);  // a block's sums are too large by sum_unit()
 
     const LinearParams &p;
     std::byte *copy;
@@ -42,7 +44,7 @@ struct StagedInput {
             const Activations &x = p.x;
             const int32_t of = i / blocks;
             *reinterpret_cast<float *>(copy + i * kPiece.bytes + kPiece.scale) =
-                is_half(F) ? x.half_scales[of] : x.scales[of * x.scales_stride + i - of * blocks];
+                is_half(F) ? x.half_scales[of] : x.scales[of * x.scales_stride + i - of * blocks] * kUnit;
         }
         if constexpr (kGrouped) {
             auto *const to = reinterpret_cast<TokenGroup *>(lists());
@@ -86,15 +88,17 @@ struct StagedInput {
     // Warp: stores the values of a block of 256 columns.
     DEVICE void make_piece(std::byte *to, const float (&v)[8], HalfScale halves) const {
         const int lane = lane_index(), t = lane >> 1 & 3, of_32 = activation_first(lane) / 32;
-        auto *const codes = reinterpret_cast<uint16_t *>(to) + 32 * of_32 + 8 * t;
+        std::byte *const values = to + 64 * of_32;
         auto *const scale = reinterpret_cast<float *>(to + kPiece.scale);
         if constexpr (is_half(F)) {
-            st128(codes, halves_of(v, halves.inverse));
+            st128(values + 16 * t, halves_of(v, halves.inverse));
             if (lane == 0) *scale = halves.scale;
         } else {
             const ActivationPiece piece = quantize_group(v);
-            st128(codes, piece.codes);
-            if (lane == 0) *scale = piece.scale;
+            const ActivationDigits digits(piece.q);
+            st64(values + 8 * t, digits.high);
+            st64(values + 32 + 8 * t, digits.low);
+            if (lane == 0) *scale = piece.scale * kUnit;
             if constexpr (has_minimum(F))
                 if (t == 0)
                     store_sums<has_groups_of_16(F)>(reinterpret_cast<uint16_t *>(to + kPiece.sums), of_32,
@@ -108,8 +112,9 @@ struct StagedInput {
         const Activations &x = p.x;
         const int64_t stride = is_half(F) ? x.halves_stride : x.codes_stride;
         const int32_t lane = lane_index(), column = kTileCols * block + kLane * lane;
-        if (column < stride)
-            cp_async16(to + 16 * lane, (is_half(F) ? x.halves : x.codes) + row * stride + column);
+        const auto *const values = is_half(F) ? reinterpret_cast<const std::byte *>(x.halves)
+                                              : reinterpret_cast<const std::byte *>(x.digits);
+        if (column < stride) cp_async16(to + 16 * lane, values + 2 * (row * stride + column));
         if constexpr (has_minimum(F)) {
             constexpr int32_t kNumbers = (kPiece.scale - kPiece.sums) / 2;
             const uint16_t *sums =
@@ -120,16 +125,14 @@ struct StagedInput {
     }
 };
 
-// A lane's view of the copy: the counterpart of LaneActivations (linear_range.h) for up to four tokens.
-// Column 2t of a product is token t; the columns between have no token and repeat it, and those of tokens that are
-// missing repeat token 0.
-template <TileFormat F>
+// A lane's view of the copy: the counterpart of LaneActivations (linear_range.h) for up to eight tokens.
+template <TileFormat F, int kGroups>
 struct StagedLane {
-    static constexpr bool kStaged = true;
-    static constexpr int kProducts = 1;
+    static constexpr bool kStaged = true, kBytes = !is_half(F);
+    static constexpr int kProducts = Columns<kBytes>::products(kGroups);
     static constexpr StagedPiece kPiece = staged_piece(F);
-    // Shared addresses: of the lane's part of the column that it loads, and of the row of the token that its sums belong to.
-    uint32_t column, own;
+    // Shared addresses: of the lane's part of the columns that it loads, and of the rows of the tokens that its sums belong to.
+    uint32_t column[kProducts], own[kGroups];
 
     template <bool kGrouped>
     DEVICE StagedLane(const StagedInput<F, kGrouped> &input, TokenGroup group) {
@@ -140,31 +143,44 @@ struct StagedLane {
                    static_cast<uint32_t>(input.source(group.first + (token < group.count ? token : 0)) *
                                          input.row_bytes());
         };
-        column = row_of(g / 2) + 16 * static_cast<uint32_t>(t);
-        own = row_of(t);
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m) column[m] = row_of(Columns<kBytes>::token(m, g)) + lane_offset();
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) own[j] = row_of(kSmallGroupTokens * j + t);
     }
     // The operands B of 32 columns.
-    DEVICE uint4 load(int, int32_t block, int group) const { return lds128(at(column, block, 64 * group)); }
-    DEVICE float scale(int, int32_t block) const { return bits_float(lds32(at(own, block, kPiece.scale))); }
+    DEVICE uint2 digits(int m, int32_t block, int group) const {
+        return lds64(at(column[m], block, 64 * group));
+    }
+    DEVICE float scale(int j, int32_t block) const {
+        return bits_float(lds32(at(own[j], block, kPiece.scale)));
+    }
     // The sums (activations.h) of a chunk's two groups of 32, of the lane's token: x has the first parts, y the second.
-    DEVICE uint2 parts(int, int32_t block, int chunk) const {
+    DEVICE uint2 parts(int j, int32_t block, int chunk) const {
         const int32_t first = kPiece.sums + 4 * chunk;
-        return {lds32(at(own, block, first)), lds32(at(own, block, first + 16))};
+        return {lds32(at(own[j], block, first)), lds32(at(own[j], block, first + 16))};
     }
     // Operand B of minimum_sums() for a block: part kPart of the sums of groups k, k + 1, k = 8 kHalf + 2t.
     template <int kPart, int kHalf>
-    DEVICE uint32_t sums(int, int32_t block) const {
+    DEVICE uint32_t sums(int m, int32_t block) const {
         constexpr int32_t kParts = has_groups_of_16(F) ? 16 : 8;
-        return lds32(at(column, block, kPiece.sums + 2 * (kPart * kParts + 8 * kHalf)) -
-                     12 * static_cast<uint32_t>(lane_index() & 3));
+        return lds32(at(column[m], block, kPiece.sums + 2 * (kPart * kParts + 8 * kHalf)) +
+                     4 * static_cast<uint32_t>(lane_index() & 3) - lane_offset());
     }
     // Of F16 and BF16: 32 columns of a chunk, and the row's scale.
-    DEVICE uint4 load_halves(int, int32_t chunk, int half) const {
-        return load(0, chunk / 4, 2 * (chunk % 4) + half);
+    DEVICE uint4 load_halves(int m, int32_t chunk, int half) const {
+        return lds128(at(column[m], chunk / 4, 64 * (2 * (chunk % 4) + half)));
     }
-    DEVICE float half_scale(int) const { return scale(0, 0); }
+    DEVICE float half_scale(int j) const {
+        return scale(j, 0);
+    }
 
   private:
+    // Of the lane's part of 32 columns.
+    static DEVICE uint32_t lane_offset() {
+        const auto lane = static_cast<uint32_t>(lane_index());
+        return is_half(F) ? 16 * (lane & 3) : 8 * (lane & 3) + 8 * (lane & 4);
+    }
     static DEVICE uint32_t at(uint32_t row, int32_t block, int32_t offset) {
         return row + static_cast<uint32_t>(block * kPiece.bytes + offset);
     }

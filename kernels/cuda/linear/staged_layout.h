@@ -1,6 +1,6 @@
 // The layout of a block's copy of a launch's input in shared memory (staged_activations.h).
 //
-// It has a row per row of the input, and a row a piece per block of 256 columns: the codes (or halves) of the block
+// It has a row per row of the input, and a row a piece per block of 256 columns: the digits (or halves) of the block
 // in the order of activations.h; its sums, if the format has minimums (of groups of 16 or 32, as its groups are); its
 // scale, and 12 unused bytes. Rows in halves have one scale, which stands in every piece. For launches with groups, the
 // groups and the rows that they read follow.

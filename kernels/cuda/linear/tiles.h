@@ -264,6 +264,11 @@ constexpr bool has_group_floats(TileFormat f) {
            f == TileFormat::Q8_0 || f == TileFormat::IQ4_NL || f == TileFormat::MXFP4 ||
            f == TileFormat::NVFP4;
 }
+// The sum of a block of 256 is an integer, scales included (linear.h). For that, kernels that multiply binary16 need the sums of a
+// group below 2^22 (block_scales.h: HalfProducts), which those of IQ4_XS are not.
+constexpr bool has_integer_sums(TileFormat f) {
+    return !has_group_floats(f) && !is_float(f) && !is_half(f) && f != TileFormat::IQ4_XS;
+}
 // Scales per 16 weights (one mma) instead of 32 (two).
 constexpr bool has_groups_of_16(TileFormat f) {
     return f == TileFormat::Q2_K || f == TileFormat::Q3_K || f == TileFormat::Q6_K ||

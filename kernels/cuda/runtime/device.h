@@ -60,7 +60,7 @@
 //                                                      immutable weights: read around L1
 //   uint4 ld128(p), st128(p, uint4), uint2 ld64(p), st64(p, uint2)       one access; p aligned to its width
 //   uint32_t shared_address(p)                         a place in shared memory as 32 bits
-//   uint4 lds128(address), uint32_t lds32(address)                       one access to it; aligned to its width
+//   uint4 lds128(address), uint2 lds64(address), uint32_t lds32(address)       one access to it; aligned to its width
 //   cp_async16(shared, global, valid)                  16 bytes, zeros if !valid; arrives at cp_async_wait
 //   cp_async_commit(), cp_async_wait<N>()              closes a group; waits for all but the last N groups
 //   prefetch_l2(p, bytes), prefetch_l2_by_warp(p, bytes)                 a hint, of a thread or of a warp together
@@ -78,9 +78,18 @@
 //       C 16x8: c[0] (row g, column 2t), c[1] (g, 2t+1), c[2] (g+8, 2t), c[3] (g+8, 2t+1).
 //       f32 sums in unspecified order: exact where all of them are integers below 2^24.
 //   mma_f16_k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b)                  the same with k 0..7
+//   mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])    c += a b, of int8: exact
+//       A 16x32: a[0] (row g, k 4t..4t+3), a[1] (g+8, 4t), a[2] (g, 16+4t), a[3] (g+8, 16+4t), low byte first;
+//       B 32x8: b[0] (k 4t..4t+3, column g), b[1] (16+4t, g); C as above.
+//   mma_u8_k32(...)                                                                the same, A of uint8
+//   mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b)                mma_s8_k32 with k 0..15
+//   mma_s8_m8n8k16, mma_u8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b)    its rows 0..7 alone, k 0..15
 //
 // bits and numbers
-//   uint32_t prmt(a, b, selector), and_or(a, mask, bits): (a & mask) | bits; int popc(x), clz(x)
+//   uint32_t prmt(a, b, selector)                      nibble i of the selector, 0..7: the byte of a or b for byte i
+//   uint32_t prmt_signs(a, b, selector)                the same; 8..15: its sign in all bits of byte i
+//   uint32_t and_or(a, mask, bits): (a & mask) | bits, and_xor(a, mask, bits): (a & mask) ^ bits
+//   int popc(x), clz(x); int32_t dp4a(a, b, c): c + the products of four int8
 //   float fma_rn(a, b, c), sqrt_rn(x), rint_rn(x); int32_t float_to_int_rn(x)         (saturates; NaN: 0)
 //   uint32_t float_bits(f), float bits_float(u)
 //   int32_t computed_anew(x)               x, opaque to the compiler: values that a loop derives from it are

@@ -111,6 +111,7 @@ uint2 ld64(const void *p);
 void st64(void *p, uint2 v);
 uint32_t shared_address(const void *p);
 uint4 lds128(uint32_t address);
+uint2 lds64(uint32_t address);
 uint32_t lds32(uint32_t address);
 void cp_async16(void *shared, const void *global, bool valid = true);
 void cp_async_commit();
@@ -137,12 +138,27 @@ void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                  Place place = Place::current());
 void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                   Place place = Place::current());
+void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place = Place::current());
+void mma_u8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place = Place::current());
+void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place = Place::current());
+void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                Place place = Place::current());
+void mma_u8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                Place place = Place::current());
 
 // --- bits and numbers ------------------------------------------------------------------------------------
 
 uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector);
+uint32_t prmt_signs(uint32_t a, uint32_t b, uint32_t selector);
 inline uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
     return (a & mask) | bits;
+}
+inline uint32_t and_xor(uint32_t a, uint32_t mask, uint32_t bits) {
+    return (a & mask) ^ bits;
+}
+inline int32_t dp4a(uint32_t a, uint32_t b, int32_t c) {
+    for (int i = 0; i < 32; i += 8) c += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+    return c;
 }
 inline int popc(uint32_t x) {
     return std::popcount(x);

@@ -159,6 +159,11 @@ DEVICE uint4 lds128(uint32_t address) {
                  : "r"(address));
     return v;
 }
+DEVICE uint2 lds64(uint32_t address) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+    return v;
+}
 DEVICE uint32_t lds32(uint32_t address) {
     uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
@@ -254,17 +259,41 @@ DEVICE void mma_f16_k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b) {
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
+DEVICE void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b) {
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c0), "+r"(c1)
+        : "r"(a), "r"(b));
+}
+DEVICE void mma_u8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b) {
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c0), "+r"(c1)
+        : "r"(a), "r"(b));
+}
 
 // --- bits and numbers ------------------------------------------------------------------------------------
 
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     return __byte_perm(a, b, selector);
 }
-// One instruction; for constant mask and bits, the compiler would make two.
+// (__byte_perm() clears the upper bits of the selector's nibbles.)
+DEVICE uint32_t prmt_signs(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+}
+// One instruction each; for constant mask and bits, the compiler would make two.
 DEVICE uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
     uint32_t r;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(bits));
     return r;
+}
+DEVICE uint32_t and_xor(uint32_t a, uint32_t mask, uint32_t bits) {
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(r) : "r"(a), "r"(mask), "r"(bits));
+    return r;
+}
+DEVICE int32_t dp4a(uint32_t a, uint32_t b, int32_t c) {
+    return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
 }
 DEVICE int popc(uint32_t x) {
     return __popc(x);
@@ -338,6 +367,9 @@ namespace runnel::kernels::cuda {
 using turing::f32_to_bf16;
 using turing::mma_bf16_k16;
 using turing::mma_f16_k16;
+using turing::mma_s8_k16;
+using turing::mma_s8_k32;
+using turing::mma_u8_k32;
 using turing::pack_bf16;
 using turing::pack_f16;
 
@@ -354,6 +386,24 @@ DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+DEVICE void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+DEVICE void mma_u8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+DEVICE void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
 DEVICE uint16_t f32_to_bf16(float x) {

@@ -4,6 +4,7 @@
 //   - f16: m16n8k16 is two m16n8k8, each of which rounds its sums: attention and F16 matrices
 //     may differ in the last bits from later devices, which also differ among themselves. Sums
 //     of integers are exact.
+//   - int8: m16n8k32 and m16n8k16 are put together from m8n8k16, exactly.
 //   - bf16: sm_75 has no bf16 product. Products of two bf16 numbers are exact in float32, so
 //     fma gives the same result after shuffles that bring a lane its rows and columns: about
 //     190 instructions for one. Long prompts with a bf16 cache are therefore slow there, but
@@ -11,7 +12,7 @@
 //   - conversions of two numbers at once, and of one to bf16, take one or two instructions
 //     more.
 //
-// Uses mma_f16_k8 and shfl of device.h, and plain arithmetic.
+// Uses mma_f16_k8, mma_s8_m8n8k16, mma_u8_m8n8k16 and shfl of device.h, and plain arithmetic.
 #pragma once
 
 namespace runnel::kernels::cuda::turing {
@@ -19,6 +20,22 @@ namespace runnel::kernels::cuda::turing {
 DEVICE void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     mma_f16_k8(c, {a[0], a[1]}, b[0]);
     mma_f16_k8(c, {a[2], a[3]}, b[1]);
+}
+
+DEVICE void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b) {
+    mma_s8_m8n8k16(c[0], c[1], a[0], b);
+    mma_s8_m8n8k16(c[2], c[3], a[1], b);
+}
+DEVICE void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    mma_s8_k16(c, {a[0], a[1]}, b[0]);
+    mma_s8_k16(c, {a[2], a[3]}, b[1]);
+}
+
+DEVICE void mma_u8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    for (int half = 0; half < 2; ++half) {
+        mma_u8_m8n8k16(c[0], c[1], a[2 * half], b[half]);
+        mma_u8_m8n8k16(c[2], c[3], a[2 * half + 1], b[half]);
+    }
 }
 
 // Adds the products of two pairs of numbers.

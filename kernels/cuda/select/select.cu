@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/runtime/arrival.h"
 #include "kernels/cuda/runtime/device.h"
 
 namespace runnel::kernels::cuda {
@@ -85,10 +86,7 @@ struct Argmax {
         const uint64_t best = best_of_block(p, row, block_index() % p.blocks_per_row, shared);
         if (thread_index() == 0) {
             atomic_max_u64(p.best + row, best);
-            fence_gpu();
-            const auto last = static_cast<uint32_t>(p.blocks_per_row - 1);
-            if (atomic_inc_wrap_u32(p.counters + row, last) == last) {
-                fence_gpu();
+            if (is_last_to_arrive(p.counters + row, p.blocks_per_row)) {
                 p.first[row] = entry_of(atomic_max_u64(p.best + row, 0), p.logits + row * p.stride);
                 p.best[row] = 0;
             }

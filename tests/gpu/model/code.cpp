@@ -27,7 +27,7 @@ const std::map<uint64_t, Pipe> kPipeOf = [] {
     // VIADDMNMX VIMNMX
     set(Pipe::Integer, {0x02, 0x03, 0x06, 0x07, 0x08, 0x0b, 0x0c, 0x0f, 0x10, 0x11, 0x12,
                         0x13, 0x16, 0x17, 0x19, 0x1c, 0x35, 0x36, 0x3e, 0x45, 0x46, 0x48});
-    set(Pipe::Multiply, {0x24, 0x25, 0x27});                      // IMAD
+    set(Pipe::Multiply, {0x24, 0x25, 0x26, 0x27});                // IMAD IDP
     set(Pipe::Tensor, {0x37, 0x3c});                              // IMMA HMMA
     set(Pipe::Slow, {0x102, 0x105, 0x106, 0x107, 0x108, 0x109});  // FCHK F2I I2F FRND MUFU POPC
     set(Pipe::Global, {0x181, 0x186, 0x1a8});                     // LDG STG ATOMG
@@ -113,10 +113,12 @@ LinearCode count_linear(const MachineCode &code) {
     for (const Span &loop : loops)
         if (!loop.holds(inner)) unexpected(code, "two inner loops with mma");
 
-    // A block is 16 mma of 16 columns, and up to two for minimums; the loop of F16 may have half of a block.
+    // Of binary16, a block is 16 mma of 16 columns, and up to two for minimums; the loop of F16 may have half of a block.
     constexpr int kBlockMma = 16;
     const int mma = mma_in(code, inner);
-    const double blocks = mma < kBlockMma ? static_cast<double>(mma) / kBlockMma : 1;
+    bool bytes = false;
+    for (size_t i = inner.begin; i < inner.end; ++i) bytes |= code.is_integer_mma(i);
+    const double blocks = !bytes && mma < kBlockMma ? static_cast<double>(mma) / kBlockMma : 1;
 
     LinearCode parts;
     parts.registers = code.registers;
@@ -141,9 +143,8 @@ const std::vector<std::string> &modeled_kernels() {
         std::vector<std::string> all;
         for (const auto format : {F16, Q8_0, Q4_K, Q5_K, Q6_K})
             for (const char *rest : {", 1, false, true>", ", 1, false, false>", ", 1, true, true>",
-                                     ", 1, true, false>", ", 2, false, false>"})
-                if (rest[2] == '1' || (format != F16 && format != Q8_0))
-                    all.push_back("Linear<(TileFormat)" + std::to_string(static_cast<int>(format)) + rest);
+                                     ", 1, true, false>", ", 2, false, true>", ", 2, false, false>"})
+                all.push_back("Linear<(TileFormat)" + std::to_string(static_cast<int>(format)) + rest);
         return all;
     }();
     return names;

@@ -18,13 +18,17 @@ constexpr int kBlockWarps = kLinearThreads / 32, kSchedulers = 4;
 // The share of its slots that a scheduler issues at best.
 constexpr Range kIssueShare = {0.92, 0.85, 0.75};
 // Bytes of quantized weights that a multiprocessor multiplies per clock at most, whatever the format: measured on an H200
-// (gate and up of Q4_K 11.2, of Q8_0 10.1, down of Q6_K 10.5, where the device has 18 to read). Neither issue slots (Q8_0
-// fills 27%) nor bytes under way explain it: warps wait for activations from L1 and for each other. F16 has no such limit.
+// (gate and up of Q4_K 11.2, of Q8_0 10.1, down of Q6_K 10.5, where the device has 18 to read), with kernels that converted to
+// binary16. Neither issue slots (Q8_0 fills 27%) nor bytes under way explain it: warps wait for activations from L1 and for each
+// other. Taken for kernels that multiply int8 and read through L1, too (not measured).
 constexpr Range kConverted = {12, 11, 10};
+// The same of F16: the figure with which the model gives the tokens per second that an H200 had (15.5 were reached, with the
+// bandwidth as the nearer limit).
+constexpr Range kHalves = {25, 22, 19};
 // The same with the input in shared memory, where a scheduler's warps wait for memory alone: not measured. In the best case there
-// is no limit of this kind, in the worst it is the one above; in the middle case the rate that F16 reached on an H200, which reads
-// activations through L1 half as often per byte of weights as the others did.
-constexpr Range kStaged = {1e9, 15.5, 11};
+// is no limit of this kind, in the worst it is kConverted; in the middle case that of F16, whose kernel reads activations through
+// L1 half as often per byte of weights as the others did.
+constexpr Range kStaged = {1e9, 22, 11};
 // The share of idle time between matrices in which their weights come into L2 (LinearParams::ahead): not measured.
 constexpr Range kFetched = {1, 0.5, 0};
 constexpr double kFetchedL2 = 0.25;  // of L2, at most (look_ahead.cpp)
@@ -36,9 +40,13 @@ constexpr Range kFinishShare = {0.5, 0.65, 1};
 // Microseconds: the last block's norm and quantization; attention of a layer at a short context (2000 instructions of a
 // warp, one after the other, on few blocks), both measured on an H200; the copy of a step's input, the graph's launch and
 // the wait for the token.
-constexpr Range kNorm = {2.5, 3, 3.5}, kAttention = {7.5, 8.5, 9.5}, kHost = {30, 37, 45};
+constexpr Range kNorm = {2.5, 3, 3.5}, kAttentionMeasured = {7.5, 8.5, 9.5}, kHost = {30, 37, 45};
+// Attention by 8 warps in place of 4: the longest warp runs 2,077 instructions of PTX at 40 cells and 3,040 at 100, where it ran
+// 3,037 and 4,550 (heads of 128, 4 of them on one K/V head). A guess: in the middle case a quarter less time, for two warps now
+// share a scheduler.
+constexpr Range kAttention = {5.2, 6.4, 8};
 // Of a norm that the blocks of the launch behind it do, each for itself, up to four tokens: a guess. They read 4 bytes per value
-// from L2 in place of 2 (0.5 microseconds for 4096 values, at kActivations), and run some 500 instructions per warp (1 microsecond
+// from L2 in place of 2 (0.5 microseconds for 4096 values, at kActivations), and run some 600 instructions per warp (1 microsecond
 // for the 16 warps of a multiprocessor), while they have no weights of their own under way.
 constexpr Range kOwnNorm = {1, 1.5, 2.2};
 // Of a mixture's layer: what it takes beyond boundaries, norms and its experts' bytes. When it was measured: the router's matrix
@@ -55,25 +63,26 @@ constexpr double kMicro = 1e-6;
 // Whether two blocks with the launch's input fit on a multiprocessor (staged_activations.h).
 bool is_staged_on(const Device &device, const MatrixLaunch &launch, int tokens) {
     constexpr double kReserved = 1, kOthers = 17.1;  // KB of a block; less for kernels with one slot
-    if (tokens > kSmallGroupTokens && launch.experts == 0) return false;
+    if (tokens > kStagedTokens && launch.experts == 0) return false;
     const double rows = launch.experts > 0 && launch.what == "down" ? launch.experts * launch.inputs : tokens;
+    if (rows > static_cast<double>(kDigitRows)) return false;
     const double copy = rows * staged_row_bytes(launch.format, static_cast<int32_t>(launch.cols)) / 1024.0;
     return copy + kOthers + kReserved <= device.shared / 2.0;
 }
 
 // The kernel that a launch takes: groups of experts with few rows have at most 4, other launches 5 to 8 tokens of one
-// kernel. (Of formats with floats per group and of F16, only kernels for 4 are counted: 5% less.)
-std::string kernel_name(const MatrixLaunch &launch, int tokens, bool staged) {
+// kernel. (Of those that were measured, measured.txt has none for 5 to 8 tokens of F16 and of formats with floats per group: those
+// for 4 stand in for them, which have some 5% fewer instructions.)
+std::string kernel_name(const MatrixLaunch &launch, int tokens, bool staged, Version version) {
     const bool grouped = launch.experts > 0;
-    const bool wide =
-        tokens > kSmallGroupTokens && !grouped && !is_half(launch.format) && !has_group_floats(launch.format);
+    const bool known =
+        version == Version::Now || (!is_half(launch.format) && !has_group_floats(launch.format));
     return "Linear<(TileFormat)" + std::to_string(static_cast<int>(launch.format)) + ", " +
-           (wide ? "2" : "1") + (grouped ? ", true" : ", false") + (staged && !wide ? ", true>" : ", false>");
+           (tokens > kSmallGroupTokens && !grouped && known ? "2" : "1") + (grouped ? ", true" : ", false") +
+           (staged ? ", true>" : ", false>");
 }
 
-const LinearCode &code_of(const CodeTable &table, const Device &device, const MatrixLaunch &launch,
-                          int tokens, bool staged) {
-    const std::string name = kernel_name(launch, tokens, staged);
+const LinearCode &code_of(const CodeTable &table, const Device &device, const std::string &name) {
     const auto found = table.find({device.code, name});
     if (found == table.end())
         throw std::out_of_range("the table of instructions has no " + name + " for sm_" +
@@ -82,8 +91,11 @@ const LinearCode &code_of(const CodeTable &table, const Device &device, const Ma
 }
 
 // Bytes per clock and multiprocessor.
-double converted(const LinearCode &code, bool staged, Case c) {
-    return (staged ? kStaged : kConverted).at(c) *
+double converted(TileFormat format, const LinearCode &code, bool staged, Case c) {
+    return (staged            ? kStaged
+            : is_half(format) ? kHalves
+                              : kConverted)
+               .at(c) *
            (resident_blocks(code.registers) == 1 ? kConvertedByOne : 1);
 }
 
@@ -138,11 +150,9 @@ double time_of_instructions(const MatrixLaunch &launch, int tokens, const Grid &
     all.add(code.tile, tiles * grid.warps);
     all.add(code.finish, tiles * writers * kFinishShare.at(c));
     all.add(code.start, std::ceil(static_cast<double>(grid.blocks) / device.multiprocessors) * kBlockWarps);
-    double clocks = all.all;
-    if (!is_half(launch.format))
-        clocks =
-            std::max(clocks, kIssueShare.at(c) * kSchedulers * tiles * static_cast<double>(launch.bytes()) /
-                                 static_cast<double>(grid.units) / converted(code, staged, c));
+    double clocks =
+        std::max(all.all, kIssueShare.at(c) * kSchedulers * tiles * static_cast<double>(launch.bytes()) /
+                              static_cast<double>(grid.units) / converted(launch.format, code, staged, c));
     for (size_t i = 0; i < all.pipe.size(); ++i) clocks = std::max(clocks, all.pipe[i] * device.clocks[i]);
     return clocks / kSchedulers / (device.clock.at(c) * 1e9 * kIssueShare.at(c));
 }
@@ -160,7 +170,7 @@ double time_of_activations(const MatrixLaunch &launch, const Grid &grid, const D
 LaunchCost cost_of(const MatrixLaunch &launch, int tokens, const Device &device, const CodeTable &table,
                    Case c, Version version) {
     const bool staged = version == Version::Now && is_staged_on(device, launch, tokens);
-    const LinearCode &code = code_of(table, device, launch, tokens, staged);
+    const LinearCode &code = code_of(table, device, kernel_name(launch, tokens, staged, version));
     const Grid grid(launch, code, device);
     LaunchCost cost;
     cost.bytes = time_of_bytes(launch, grid, device, c);
@@ -179,20 +189,24 @@ double norm_of(Version version, Case c) {
 }
 
 // The time before a launch in which no weights are read, except by it.
-double idle_before(const MatrixLaunch &launch, const Device &device, Case c) {
+double idle_before(const MatrixLaunch &launch, int tokens, const Device &device, Case c) {
     // Of experts it is not known ahead which they will be.
     if (launch.experts > 0) return 0;
     const double boundary = device.boundary.at(c);
     if (launch.what == "output") return kMicro * (2 * boundary + kAttention.at(c));
     const bool normed =
         launch.what == "q, k and v" || launch.what == "q and k" || launch.what == "gate and up";
-    return kMicro * (boundary + (normed ? norm_of(Version::Now, c) : 0));
+    if (!normed) return kMicro * boundary;
+    // With more tokens the norm is a launch of its own.
+    return kMicro *
+           (tokens <= kSmallGroupTokens ? boundary + norm_of(Version::Now, c) : 2 * boundary + kNorm.at(c));
 }
 
 // What a launch saves by weights that were fetched before it.
-double fetched_ahead(const MatrixLaunch &launch, const Device &device, Case c) {
+double fetched_ahead(const MatrixLaunch &launch, int tokens, const Device &device, Case c) {
     const double bytes = std::min(static_cast<double>(launch.bytes()), kFetchedL2 * device.l2 * 1e6);
-    return kFetched.at(c) * std::min(bytes / (device.read.at(c) * 1e9), idle_before(launch, device, c));
+    return kFetched.at(c) *
+           std::min(bytes / (device.read.at(c) * 1e9), idle_before(launch, tokens, device, c));
 }
 
 }  // namespace
@@ -208,13 +222,14 @@ TokenCost cost_of(const Shape &shape, FileType type, int tokens, const Device &d
         cost.bytes += launch.count * one.bytes;
         cost.instructions += launch.count * one.instructions;
         cost.matrices += launch.count * one.time;
-        if (version == Version::Now && tokens <= kSmallGroupTokens)
-            cost.ahead += launch.count * fetched_ahead(launch, device, c);
+        if (version == Version::Now && tokens <= kStagedTokens)
+            cost.ahead += launch.count * fetched_ahead(launch, tokens, device, c);
     }
     cost.boundaries = work.launches() * device.boundary.at(c) * kMicro;
     cost.norms = work.norms * (tokens <= kSmallGroupTokens ? norm_of(version, c) : kNorm.at(c)) * kMicro;
-    cost.attention = shape.layers * kAttention.at(c) * kMicro;
-    const Range &routing = version == Version::Now ? kRouting : kRoutingMeasured;
+    const bool now = version == Version::Now;
+    cost.attention = shape.layers * (now ? kAttention : kAttentionMeasured).at(c) * kMicro;
+    const Range &routing = now ? kRouting : kRoutingMeasured;
     cost.routing = shape.experts > 0 ? shape.layers * routing.at(c) * kMicro : 0;
     cost.host = kHost.at(c) * kMicro;
     return cost;

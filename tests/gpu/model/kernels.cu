@@ -7,8 +7,8 @@ namespace {
 
 template <TileFormat F>
 Kernel<LinearParams> modeled(LinearVersion v) {
-    if constexpr (!is_half(F) && !has_group_floats(F))
-        if (v.tokens > kGroupTokens) return kernel_of<Linear<F, 2, false, false>>();
+    if (v.tokens > kGroupTokens)
+        return v.staged ? kernel_of<Linear<F, 2, false, true>>() : kernel_of<Linear<F, 2, false, false>>();
     if (v.grouped)
         return v.staged ? kernel_of<Linear<F, 1, true, true>>() : kernel_of<Linear<F, 1, true, false>>();
     return v.staged ? kernel_of<Linear<F, 1, false, true>>() : kernel_of<Linear<F, 1, false, false>>();

@@ -11,7 +11,8 @@ namespace runnel::tests::model {
 inline constexpr const char *kReportBegin = "<!-- written by scripts/predict -->";
 inline constexpr const char *kReportEnd = "<!-- end of what scripts/predict writes -->";
 
-std::string report(const CodeTable &code);
+// measured: the kernels as they were when a device ran them (measured.txt).
+std::string report(const CodeTable &code, const CodeTable &measured);
 
 // The text with what is between the lines replaced. Throws std::runtime_error if it lacks them.
 std::string with_report(const std::string &text, const std::string &report);

@@ -22,8 +22,9 @@ inline const gguf::Type kLinearTypes[] = {
 
 enum class Fill {
     Random,
-    Ones,   // every bit of the weights and of the integer scales set
-    Zeros,  // none of these bits set
+    Ones,    // every bit of the weights and of the integer scales set
+    Zeros,   // none of these bits set
+    Lowest,  // likewise, but int8 scales (Q6_K) are -128
 };
 
 // Offsets of the f16 scales in a block; -1 if there is none.
@@ -105,6 +106,10 @@ inline std::vector<std::byte> random_weights(gguf::Type type, int64_t rows, int6
     for (std::byte &b : bytes)
         b = fill == Fill::Random ? static_cast<std::byte>(random())
                                  : static_cast<std::byte>(fill == Fill::Ones ? 255 : 0);
+    if (fill == Fill::Lowest && type == gguf::Type::Q6_K)
+        for (size_t i = 0; i < bytes.size(); i += traits.block_bytes)
+            std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(i + offsetof(gguf::BlockQ6_K, scales)),
+                        16, std::byte{0x80});
     const ScaleOffsets offsets = scale_offsets(type);
     for (size_t i = 0; i < bytes.size(); i += traits.block_bytes) {
         if (type == gguf::Type::MXFP4)

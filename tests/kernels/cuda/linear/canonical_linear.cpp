@@ -116,17 +116,20 @@ float super_block(gguf::Type type, std::span<const std::byte> block, const Quant
         minimum = integers(type, block, kHalfZero, kHalfOne);
         for (int32_t &m : minimum) m = -m;
     }
-    // Moves the common factor of a group's integers, at least its scale, to d: both are exact.
     const float d = super_scale(type, block);
-    const size_t size = kernels::cuda::has_groups_of_16(kernels::cuda::tile_format(type)) ? 16 : 32;
     float b = 0;
-    for (size_t first = 0; first < 256; first += size) {
-        std::vector<int32_t> group(w.begin() + static_cast<std::ptrdiff_t>(first),
-                                   w.begin() + static_cast<std::ptrdiff_t>(first + size));
-        int32_t common = 0;
-        for (const int32_t value : group) common = std::gcd(common, value);
-        for (int32_t &value : group) value /= std::max(common, 1);
-        b = std::fma(d * static_cast<float>(common), dot(group, x, at + first), b);
+    if (kernels::cuda::has_integer_sums(kernels::cuda::tile_format(type))) {
+        b = d * dot(w, x, at);  // scales included
+    } else {
+        // IQ4_XS. Moves the common factor of a group's integers, at least its scale, to d: both are exact.
+        for (size_t first = 0; first < 256; first += 32) {
+            std::vector<int32_t> group(w.begin() + static_cast<std::ptrdiff_t>(first),
+                                       w.begin() + static_cast<std::ptrdiff_t>(first + 32));
+            int32_t common = 0;
+            for (const int32_t value : group) common = std::gcd(common, value);
+            for (int32_t &value : group) value /= std::max(common, 1);
+            b = std::fma(d * static_cast<float>(common), dot(group, x, at + first), b);
+        }
     }
     if (!minimum.empty())
         b = std::fma(-(ternary ? d : scale_at(block, offsets.second)), dot(minimum, x, at), b);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -98,13 +99,14 @@ TEST_CASE("cuda prefill: slices of a large batch are the canonical order, in eve
     }
 }
 
-TEST_CASE("cuda prefill: sums of a group are exact at their largest, those of minimums rounded once") {
+TEST_CASE(
+    "cuda prefill: sums of a group or block are exact at their largest, those of minimums rounded once") {
     Stream stream;
     for (const gguf::Type type : tests::kLinearTypes) {
         if (!gguf::traits(type).quantized) continue;
         CAPTURE(gguf::traits(type).name);
         std::mt19937 random(47);
-        for (const tests::Fill fill : {tests::Fill::Ones, tests::Fill::Zeros}) {
+        for (const tests::Fill fill : {tests::Fill::Ones, tests::Fill::Zeros, tests::Fill::Lowest}) {
             const Matrix matrix(stream, type, 16, 512, random, fill);
             std::vector<float> x(8 * 512);  // all values of a token as large as possible
             for (size_t i = 0; i < x.size(); ++i) x[i] = i / 512 % 2 == 0 ? 3.0f : -0.1f;
@@ -112,6 +114,12 @@ TEST_CASE("cuda prefill: sums of a group are exact at their largest, those of mi
             const std::vector<float> expected = canonical(matrix, input, 8);
             CHECK(different(product(stream, By::Few, matrix, input, 8, 1), expected) == 0);
             CHECK(different(product(stream, By::Many, matrix, input, 8, 1), expected) == 0);
+            x[3 * 512 + 5] = std::numeric_limits<float>::infinity();
+            const std::vector<float> y = product(stream, By::Many, matrix, Input(stream, x, 512, 8), 8, 1);
+            size_t wrong = 0;
+            for (size_t i = 0; i < y.size(); ++i)
+                wrong += i / 16 == 3 ? !std::isnan(y[i]) : y[i] != expected[i];
+            CHECK(wrong == 0);
         }
     }
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -44,7 +45,7 @@ std::vector<float> multiply(Stream &stream, const Matrix &matrix, const Input &i
                    matrix.rows,
                    static_cast<int32_t>(matrix.rows)};
     const TileFormat format = tile_format(matrix.type);
-    const LinearVersion version{.tokens = tokens, .staged = staged && can_stage(format, tokens)};
+    const LinearVersion version{.tokens = tokens, .staged = staged && can_stage(format, {tokens})};
     simt::run_kernel(stream, linear_kernel(format, version), {grid, linear_shared(format, version, p)}, p);
     std::vector<float> y = download(stream, out);
     y.resize(poison.size());
@@ -86,11 +87,63 @@ TEST_CASE("cuda linear: every format in the canonical order, for 1 to 16 tokens"
                     multiply(stream, matrix, input, tokens, static_cast<uint32_t>(1 + random() % 3));
                 const auto rows = static_cast<size_t>(tokens * matrix.rows);
                 CHECK(tests::not_canonical(type, y, std::span(expected).first(rows)) == 0);
-                if (tokens > kSmallGroupTokens) continue;
+                if (tokens > kStagedTokens) continue;
                 const std::vector<float> through_l1 = multiply(stream, matrix, input, tokens, 2, false);
                 CHECK(tests::not_canonical(type, through_l1, std::span(expected).first(rows)) == 0);
             }
         }
+    }
+}
+
+TEST_CASE("cuda linear: sums of a block are exact at their largest, for any number of tokens") {
+    Stream stream;
+    for (const gguf::Type type : tests::kLinearTypes) {
+        if (!gguf::traits(type).quantized) continue;
+        CAPTURE(gguf::traits(type).name);
+        std::mt19937 random(43);
+        for (const tests::Fill fill : {tests::Fill::Ones, tests::Fill::Zeros, tests::Fill::Lowest}) {
+            const Matrix matrix(stream, type, 16, 512, random, fill);
+            // All values of a token are as large as possible, or the first half of a block and the second one differ in sign.
+            std::vector<float> x(16 * 512);
+            for (size_t i = 0; i < x.size(); ++i) {
+                const size_t token = i / 512;
+                x[i] = token % 4 == 0 ? 3.0f : token % 4 == 1 ? -0.1f : i % 256 < 128 ? 2.0f : -2.0f;
+            }
+            const Input input(stream, x, 512, 16);
+            const std::vector<float> expected = canonical(matrix, input, 16);
+            for (const int tokens : {1, 4, 8, 16})
+                for (const bool staged : {false, true}) {
+                    CAPTURE(tokens);
+                    CAPTURE(staged);
+                    const std::vector<float> y = multiply(stream, matrix, input, tokens, 1, staged);
+                    CHECK(different(y, {expected.begin(), expected.begin() + tokens * 16}) == 0);
+                }
+        }
+    }
+}
+
+TEST_CASE("cuda linear: a value that is not finite makes its token's outputs NaN, and no others") {
+    Stream stream;
+    for (const gguf::Type type : tests::kLinearTypes) {
+        if (!gguf::traits(type).quantized) continue;
+        CAPTURE(gguf::traits(type).name);
+        std::mt19937 random(45);
+        const Matrix matrix(stream, type, 16, 512, random);
+        std::vector<float> x = random_activations(16 * 512, random);
+        const std::vector<float> expected = canonical(matrix, Input(stream, x, 512, 16), 16);
+        x[1 * 512 + 5] = NAN;
+        x[2 * 512 + 300] = -std::numeric_limits<float>::infinity();
+        const Input input(stream, x, 512, 16);
+        for (const int tokens : {4, 8, 16})
+            for (const bool staged : {false, true}) {
+                CAPTURE(tokens);
+                CAPTURE(staged);
+                const std::vector<float> y = multiply(stream, matrix, input, tokens, 1, staged);
+                size_t wrong = 0;
+                for (size_t i = 0; i < y.size(); ++i)
+                    wrong += i / 16 == 1 || i / 16 == 2 ? !std::isnan(y[i]) : y[i] != expected[i];
+                CHECK(wrong == 0);
+            }
     }
 }
 
@@ -174,7 +227,7 @@ TEST_CASE("cuda linear: several matrices, bias, residual and gate are computed i
         const DeviceMemory other = upload(stream, std::vector<float>(kTokens * 17, NAN), "out");
         const DeviceMemory gated = upload(stream, std::vector<float>(kTokens * 40, NAN), "gated");
 
-        const LinearVersion version{.tokens = kTokens, .staged = can_stage(tile_format(type), kTokens)};
+        const LinearVersion version{.tokens = kTokens, .staged = can_stage(tile_format(type), {kTokens})};
         LinearParams p = params_for(input, kTokens);
         p.matrices = 2;
         p.matrix[0] = {a.tiles.data(),

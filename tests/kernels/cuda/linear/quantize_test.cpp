@@ -83,6 +83,14 @@ Quantized run(const Rows &r, bool norm, float eps, ActivationForms forms = kBoth
             q.codes.push_back(gguf::f16_to_f32(
                 host.codes[row * host.codes_stride + k / 32 * 32 + k / 4 % 4 * 8 + k / 16 % 2 * 4 + place]));
         }
+        int other_digits = 0;
+        for (int k = 0; k < r.width && row < kDigitRows; ++k) {
+            const int8_t *high = host.digits + 2 * row * host.codes_stride + k / 32 * 64 + k / 4 % 4 * 8 +
+                                 k / 16 % 2 * 4 + k % 4;
+            const float code = q.codes[static_cast<size_t>(row * r.width + k)];
+            other_digits += !std::isnan(code) && static_cast<float>(kDigit * high[0] + high[32]) != code;
+        }
+        CHECK(other_digits == 0);
         const auto copy = [row](std::vector<float> &to, const uint16_t *from, int64_t stride) {
             for (int64_t i = 0; i < stride; ++i) to.push_back(gguf::f16_to_f32(from[row * stride + i]));
         };
@@ -189,7 +197,7 @@ TEST_CASE("cuda quantize: a row's bits do not depend on the rows beside it or th
     simt::settings() = {};
 }
 
-TEST_CASE("cuda quantize: zeros and tiny values give zeros, NaN gives NaN") {
+TEST_CASE("cuda quantize: zeros and tiny values give zeros, NaN and infinity give NaN") {
     Rows r{512, 1, std::vector<float>(512, 0.0f), std::vector<float>(512, 1.0f)};
     r.x[300] = 1e-38f;  // the second group is practically zero
     Quantized q = run(r, false, 0);
@@ -205,11 +213,35 @@ TEST_CASE("cuda quantize: zeros and tiny values give zeros, NaN gives NaN") {
     CHECK(q.scales[1] == 0.0f);
     CHECK(std::isnan(q.half_scales[0]));
     r.x[5] = -std::numeric_limits<float>::infinity();
-    CHECK(std::isnan(run(r, false, 0).half_scales[0]));
+    q = run(r, false, 0);
+    CHECK(std::isnan(q.half_scales[0]));
+    CHECK(std::isnan(q.scales[0]));
     r.x[5] = 3.0e38f;  // the largest number beside the smallest
     q = run(r, false, 0);
     CHECK(q.halves[5] * 0x1p-14f * (q.half_scales[0] * 0x1p14f) == doctest::Approx(3.0e38f).epsilon(1e-3));
     CHECK(q.halves[300] == 0.0f);
+}
+
+TEST_CASE("cuda quantize: rows beyond those with digits overwrite nothing") {
+    testing::Random random(14);
+    constexpr int32_t kWidth = 96, kRows = static_cast<int32_t>(kDigitRows) + 3;
+    const Rows r = random_rows(random, kWidth, kRows);
+    const Quantized all = run(r, false, 0, {true, false});
+    // What stands behind the digits, of every row.
+    for (int32_t row = 0; row < kRows; ++row) {
+        CAPTURE(row);
+        const auto from = r.x.begin() + row * kWidth;
+        const Quantized alone = run({kWidth, 1, {from, from + kWidth}, {}}, false, 0, {true, false});
+        const auto is_part = [&](const std::vector<float> &one, const std::vector<float> &of) {
+            REQUIRE(of.size() == kRows * one.size());
+            return std::equal(one.begin(), one.end(),
+                              of.begin() + row * static_cast<std::ptrdiff_t>(one.size()));
+        };
+        CHECK(is_part(alone.codes, all.codes));
+        CHECK(is_part(alone.scales, all.scales));
+        CHECK(is_part(alone.sums, all.sums));
+        CHECK(is_part(alone.sums16, all.sums16));
+    }
 }
 
 TEST_CASE("cuda quantize: memory traffic is as predicted") {
@@ -219,7 +251,8 @@ TEST_CASE("cuda quantize: memory traffic is as predicted") {
     }
     testing::Random random(13);
     const Rows r = random_rows(random, 1024, 3);
-    constexpr uint64_t kIntegers = 1024 * 2 + 1024 / 256 * 4 + 1024 / 32 * 4 + 1024 / 16 * 4,
+    constexpr uint64_t kDigits = 1024 * 2,
+                       kIntegers = 1024 * 2 + 1024 / 256 * 4 + 1024 / 32 * 4 + 1024 / 16 * 4 + kDigits,
                        kHalves = 1024 * 2 + 4;
     for (const auto &[forms, bytes] : {std::tuple{ActivationForms{true, false}, kIntegers},
                                        {ActivationForms{false, true}, kHalves},

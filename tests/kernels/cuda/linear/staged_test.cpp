@@ -77,12 +77,12 @@ TEST_CASE(
     std::mt19937 random(61);
     for (const gguf::Type type : tests::kLinearTypes) {
         const TileFormat format = tile_format(type);
-        if (!can_stage(format, 1)) continue;
+        if (!can_stage(format, {1})) continue;
         CAPTURE(gguf::traits(type).name);
         const int64_t cols = widths(type).back();
         const Matrix matrix(stream, type, 250, cols, random);  // 16 tiles
-        const Input input(stream, random_activations(4 * cols, random), cols, 4);
-        for (const int tokens : {1, 2, 4}) {
+        const Input input(stream, random_activations(8 * cols, random), cols, 8);
+        for (const int tokens : {1, 2, 4, 5, 8}) {
             CAPTURE(tokens);
             const std::vector<float> expected = canonical(matrix, input, tokens);
             const LinearParams p = params_for(input, tokens);
@@ -98,6 +98,26 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("cuda linear: slices of a batch multiply their own rows, copied or not") {
+    const Settings as_before;
+    Stream stream;
+    std::mt19937 random(62);
+    for (const gguf::Type type : {gguf::Type::Q8_0, gguf::Type::Q4_K, gguf::Type::Q6_K, gguf::Type::F16}) {
+        CAPTURE(gguf::traits(type).name);
+        const Matrix matrix(stream, type, 40, 512, random);
+        const Input input(stream, random_activations(24 * 512, random), 512, 24);
+        for (const int tokens : {20, 24}) {  // slices of 16 and 4, or 16 and 8
+            CAPTURE(tokens);
+            const std::vector<float> expected = canonical(matrix, input, tokens);
+            for (const size_t shared : {size_t{96} << 10, size_t{1} << 10}) {
+                CAPTURE(shared);
+                set_shared_of_two(shared);
+                CHECK(tests::not_canonical(type, launched(stream, matrix, input, tokens), expected) == 0);
+            }
+        }
+    }
+}
+
 TEST_CASE("cuda linear: blocks that prepare their input have the bits of a launch that did it before") {
     const Settings as_before;
     const uint32_t seed = 63;
@@ -106,7 +126,7 @@ TEST_CASE("cuda linear: blocks that prepare their input have the bits of a launc
     std::mt19937 random(seed);
     for (const gguf::Type type : tests::kLinearTypes) {
         const TileFormat format = tile_format(type);
-        if (!can_stage(format, 1)) continue;
+        if (!can_stage(format, {1})) continue;
         CAPTURE(gguf::traits(type).name);
         // With groups of less than 256 values at the end where the format has them; rows of one round and of several.
         for (const int64_t cols : {widths(type).back(), random() % 2 == 0 ? int64_t{5120} : int64_t{256}}) {
@@ -207,13 +227,55 @@ TEST_CASE(
     CHECK(read(kRows) == through_l1);
 }
 
+TEST_CASE("cuda linear: experts copy their input only if all of its rows have digits") {
+    if (!simt::emulated()) return runnel::testing::skip("only the emulator counts bytes");
+    const Settings as_before;
+    set_shared_of_two(size_t{64} << 10);
+    Stream stream;
+    std::mt19937 random(66);
+    constexpr int64_t kCols = 256;
+    constexpr int32_t kOutputs = 2048, kMost = static_cast<int32_t>(kDigitRows);
+    const Matrix expert(stream, gguf::Type::Q8_0, kOutputs, kCols, random);
+    const Input input(stream, random_activations((kMost + 1) * kCols, random), kCols, kMost + 1);
+    const DeviceMemory listed = upload(stream, std::vector<TokenGroup>{{0, 0, 1}}, "groups"),
+                       counted = upload(stream, std::vector<int32_t>{1}, "count"),
+                       out(kOutputs * sizeof(float), "out");
+    for (const int32_t rows : {kMost, kMost + 1}) {
+        CAPTURE(rows);
+        const DeviceMemory sources = upload(stream, std::vector<int32_t>{rows - 1}, "sources");
+        LinearParams p = params_for(input, 1);
+        p.matrices = 1;
+        p.matrix[0].tiles = expert.tiles.data();
+        p.matrix[0].out = out.as<float>();
+        p.matrix[0].out_stride = kOutputs;
+        p.matrix[0].rows = kOutputs;
+        p.sources = sources.as<int32_t>();
+        p.x_rows = rows;
+        const DeviceProperties device = properties(0);
+        Launcher launcher(stream, device);
+        prepare_experts(device, TileFormat::Q8_0, 1);
+        simt::take_reports();
+        launch_experts(
+            launcher, p, TileFormat::Q8_0,
+            {1, 1, 1, kSmallGroupTokens, listed.as<TokenGroup>(), nullptr, counted.as<int32_t>(), nullptr});
+        const std::vector<float> y = download(stream, out);
+        const bool copied = read_of("activations") % (static_cast<uint64_t>(rows) * (512 + 4)) == 0;
+        CHECK(copied == (rows == kMost));
+        size_t wrong = 0;
+        for (int32_t r = 0; r < kOutputs; ++r)
+            wrong += y[static_cast<size_t>(r)] !=
+                     tests::canonical_dot(gguf::Type::Q8_0, expert.row(r), input.row(rows - 1));
+        CHECK(wrong == 0);
+    }
+}
+
 TEST_CASE("cuda linear: experts with their input in shared memory, bit for bit as without") {
     Stream stream;
     for (const bool turing : {false, true}) {
         CAPTURE(turing);
         for (const gguf::Type type : tests::kLinearTypes) {
             const TileFormat format = tile_format(type);
-            if (!can_stage(format, 1)) continue;
+            if (!can_stage(format, {1})) continue;
             CAPTURE(gguf::traits(type).name);
             const uint32_t seed = 71 * static_cast<uint32_t>(type) + turing;
             CAPTURE(seed);

@@ -99,6 +99,7 @@ const std::vector<std::string> kExpected = {
     "ld.global.nc.L1::no_allocate.v2.u32{v.x,v.y},[p];",
     "ld.global.nc.L1::no_allocate.u32v,[p];",
     "ld.shared.v4.u32{v.x,v.y,v.z,v.w},[address];",
+    "ld.shared.v2.u32{v.x,v.y},[address];",
     "ld.shared.u32v,[address];",
     "ld.global.nc.v4.u32{v.x,v.y,v.z,v.w},[global];",
     "st.shared.v4.u32[shared_address(shared)],{v.x,v.y,v.z,v.w};",
@@ -116,7 +117,11 @@ const std::vector<std::string> kExpected = {
     // mma d, a, b, c
     "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32{c[0],c[1],c[2],c[3]},{a[0],a[1]},{b},{c[0],c[1],c[2],c["
     "3]};",
+    "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32{c0,c1},{a},{b},{c0,c1};",
+    "mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32{c0,c1},{a},{b},{c0,c1};",
+    "prmt.b32r,a,b,selector;",
     "lop3.b32r,a,mask,bits,0xea;",  // (a & b) | c from 0xf0, 0xcc, 0xaa
+    "lop3.b32r,a,mask,bits,0x6a;",  // (a & b) ^ c
     "cvt.rn.f16.f32h,x;",
     "cvt.f32.f16x,h;",
     "fma.rn.f16x2r,a,b,c;",  // a * b + c
@@ -128,6 +133,12 @@ const std::vector<std::string> kExpected = {
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{c[0],c[1],c[2],c[3]},{a[0],a[1],a[2],a[3]},{b[0],b["
     "1]},"
     "{c[0],c[1],c[2],c[3]};",
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32{c[0],c[1],c[2],c[3]},{a[0],a[1],a[2],a[3]},{b[0],b[1]},"
+    "{c[0],c[1],c[2],c[3]};",
+    "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32{c[0],c[1],c[2],c[3]},{a[0],a[1],a[2],a[3]},{b[0],b[1]},"
+    "{c[0],c[1],c[2],c[3]};",
+    "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32{c[0],c[1],c[2],c[3]},{a[0],a[1]},{b},{c[0],c[1],c[2],c["
+    "3]};",
     "cvt.rn.bf16.f32h,x;",
     "cvt.rn.f16x2.f32r,hi,lo;",  // cvt d, a, b: a is the upper half
     "cvt.rn.bf16x2.f32r,hi,lo;",

@@ -90,7 +90,7 @@ TEST_CASE("cuda prepare: outputs are quantized like by a separate launch") {
         p.matrix[0].rows = p.matrix[1].rows = static_cast<int32_t>(c.rows);
         p.matrix[0].out_stride = c.rows;
 
-        LinearVersion version{.tokens = c.tokens, .staged = can_stage(format, c.tokens)};
+        LinearVersion version{.tokens = c.tokens, .staged = can_stage(format, {c.tokens})};
         if (c.norm || c.forms.halves) version.staged = version.staged && is_half(format);
         const Prepared after(stream, c.rows, c.tokens, c.forms);
         p.matrix[0].out = after.out.as<float>();
@@ -159,7 +159,7 @@ TEST_CASE("cuda prepare: outputs of experts are quantized, group by group, like 
         p.matrix[0].out_stride = c.rows;
         constexpr ActivationForms kIntegers = {true, false};
         for (const bool staged : {false, true}) {
-            if (staged && !can_stage(format, c.most)) continue;
+            if (staged && !can_stage(format, {c.most, true})) continue;
             CAPTURE(staged);
             const LinearVersion version{c.most, true, staged};
             p.tokens = c.tokens;

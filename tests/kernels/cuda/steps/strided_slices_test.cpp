@@ -341,7 +341,7 @@ TEST_CASE("cuda pieces: matrices of heads are read once for 8 tokens and once pe
     CHECK(reports.back().traffic.at("matrices").read == 2 * bytes);
     CHECK(reports[reports.size() - 2].kernel == "quantize_pieces");
     CHECK(reports[reports.size() - 2].traffic.at("heads").written ==
-          80 * kHeads * (kCols * 2 + 4 * 4 + kCols / 32 * 4 + kCols / 16 * 4));
+          80 * kHeads * (kCols * 2 + 4 * 4 + kCols / 32 * 4 + kCols / 16 * 4) + cuda::kDigitRows * kCols * 2);
     // The four lanes of a row read the same bytes of side planes.
     const uint64_t side =
         4 * kHeads * kRows / 16 * static_cast<uint64_t>(cuda::tile_layout(cuda::TileFormat::Q4_0).side);
