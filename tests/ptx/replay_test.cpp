@@ -22,7 +22,8 @@ using namespace runnel::tests::device;
 namespace {
 
 const bool kNoText = std::getenv("RUNNEL_PTX") == nullptr;
-const char *const kSoftcap = "Softcap", *const kLinear = "Linear<(TileFormat)14, 1, false, true>";
+const char *const kSoftcap = "Softcap", *const kBytes = "Linear<(TileFormat)14, 1, false, true>",
+                  *const kHalves = "Linear<(TileFormat)12, 2, true, false>";
 
 // The PTX file of a kernel with every match of the pattern replaced.
 std::string changed(const std::string &kernel, const std::string &pattern, const std::string &by) {
@@ -60,19 +61,24 @@ void run_softcap() {
     stream.wait();
 }
 
-void run_linear() {
+void run_linear(gguf::Type type, LinearVersion version) {
     Stream stream;
     std::mt19937 random(3);
-    const Matrix matrix(stream, gguf::Type::Q6_K, 21, 512, random);
+    const Matrix matrix(stream, type, 21, 512, random);
     const Input input(stream, random_activations(2 * 512, random), 512, 2);
     const DeviceMemory out = upload(stream, std::vector<float>(42), "out");
     LinearParams p = params_for(input, 2);
     p.matrices = 1;
     p.matrix[0] = {matrix.tiles.data(), nullptr, nullptr, out.as<float>(), 0, 21, 21};
-    constexpr LinearVersion kVersion{.tokens = 2, .staged = true};
-    simt::run_kernel(stream, linear_kernel(TileFormat::Q6_K, kVersion),
-                     {2, linear_shared(TileFormat::Q6_K, kVersion, p)}, p);
+    const TileFormat format = tile_format(type);
+    simt::run_kernel(stream, linear_kernel(format, version), {2, linear_shared(format, version, p)}, p);
     stream.wait();
+}
+void run_bytes() {
+    run_linear(gguf::Type::Q6_K, {.tokens = 2, .staged = true});
+}
+void run_halves() {
+    run_linear(gguf::Type::Q4_K, {.tokens = kLinearGroupTokens, .grouped = true});
 }
 
 // The error of the launches with this PTX; empty if there is none.
@@ -102,8 +108,11 @@ TEST_CASE("ptx: faults injected into a kernel's PTX are found in its launch" * d
     const auto softcap = [](const std::string &pattern, const std::string &by) {
         return found(changed(kSoftcap, pattern, by), run_softcap);
     };
-    const auto linear = [](const std::string &pattern, const std::string &by) {
-        return found(changed(kLinear, pattern, by), run_linear);
+    const auto bytes = [](const std::string &pattern, const std::string &by) {
+        return found(changed(kBytes, pattern, by), run_bytes);
+    };
+    const auto halves = [](const std::string &pattern, const std::string &by) {
+        return found(changed(kHalves, pattern, by), run_halves);
     };
     const auto differs = [](const std::string &error) {
         return error.find("the emulator") != std::string::npos;
@@ -112,19 +121,24 @@ TEST_CASE("ptx: faults injected into a kernel's PTX are found in its launch" * d
         return error.find(words) != std::string::npos;
     };
     CHECK(softcap("no such thing|$", "") == "");
-    CHECK(linear("no such thing|$", "") == "");
+    CHECK(bytes("no such thing|$", "") == "");
+    CHECK(halves("no such thing|$", "") == "");
     // The kernel writes the values that it reads.
     CHECK(says(softcap("ld\\.global\\.f32", "ld.global.nc.f32"), ".nc"));
     if (knows_dependent_launches(kSoftcap)) {
         CHECK(says(softcap("griddepcontrol\\.wait;", ""), "griddepcontrol.wait"));
-        CHECK(says(linear("griddepcontrol\\.wait;", ""), "griddepcontrol.wait"));
+        CHECK(says(bytes("griddepcontrol\\.wait;", ""), "griddepcontrol.wait"));
     }
     // Operands in the wrong order.
-    CHECK(differs(linear("sub\\.rn\\.f16x2 (\\S+), (\\S+), (\\S+);", "sub.rn.f16x2 $1, $3, $2;")));
+    CHECK(differs(halves("sub\\.rn\\.f16x2 (\\S+), (\\S+), (\\S+);", "sub.rn.f16x2 $1, $3, $2;")));
+    CHECK(
+        differs(bytes("lop3\\.b32 (\\S+), (\\S+), (\\S+), (\\S+), 0x6a;", "lop3.b32 $1, $4, $3, $2, 0x6a;")));
+    CHECK(differs(bytes("0x6a;", "0xea;")));  // or in place of exclusive or
     // Fragments in the wrong order: A's rows and columns + 8, A's rows + 8, B's halves.
     const std::string mma =
         "(mma\\.sync\\S+ \\{[^}]*\\}, )\\{(\\S+), (\\S+), (\\S+), (\\S+)\\}, \\{(\\S+), (\\S+)\\}";
-    CHECK(differs(linear(mma, "$1{$2, $4, $3, $5}, {$6, $7}")));
-    CHECK(differs(linear(mma, "$1{$3, $2, $5, $4}, {$6, $7}")));
-    CHECK(differs(linear(mma, "$1{$2, $3, $4, $5}, {$7, $6}")));
+    CHECK(differs(halves(mma, "$1{$2, $4, $3, $5}, {$6, $7}")));
+    CHECK(differs(halves(mma, "$1{$3, $2, $5, $4}, {$6, $7}")));
+    CHECK(differs(halves(mma, "$1{$2, $3, $4, $5}, {$7, $6}")));
+    CHECK(differs(bytes("(mma\\.sync\\S+s8\\S+ \\{[^}]*\\}, )\\{(\\S+), (\\S+)\\}", "$1{$3, $2}")));
 }

@@ -167,8 +167,10 @@ inline int clz(uint32_t x) {
     return std::countl_zero(x);
 }
 
+// (Every NaN that an instruction makes has the same bits, as the PTX ISA says: kernels may store them.)
 inline float fma_rn(float a, float b, float c) {
-    return __builtin_fmaf(a, b, c);
+    const float result = __builtin_fmaf(a, b, c);
+    return result == result ? result : std::bit_cast<float>(0x7fffffffu);
 }
 inline float sqrt_rn(float x) {
     return __builtin_sqrtf(x);
