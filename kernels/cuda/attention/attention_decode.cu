@@ -2,14 +2,16 @@
 //
 // A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 8 warps process the items on a
 // persistent grid, so lengths may change between replays of a graph. Per step of 64 cells the warps share the tile: for q . k
-// each takes 8 cells, for p . v every eighth 8-column tile of the output; maxima and p pass through shared memory. (Packed
-// types have blocks of 4 warps, which take twice as much each.) With few cells an item takes what its warps take for their
-// instructions, one after the other, whatever else is under way. 16-bit K and V arrive by cp.async, two steps ahead up to 128
-// dims. If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn into one tile of 16-bit
-// rows: more blocks then fit on a multiprocessor, which keeps as many cells in flight. On sm_75 K and V of any type take
-// turns in that tile, without raw tiles; other blocks hide the latency. Every block computes k and v of the batch's new
-// tokens that it needs; tile 0 also stores them in the cache. Bytes: each K/V byte of a split once per tile; with several
-// splits 16 (dim_v + 2) floats of scratch per item (3% at dim 128), written and read.
+// each takes 8 cells, for p . v every eighth 8-column tile of the output; maxima and p pass through shared memory. With packed
+// types a block has 4 warps, each of which takes twice as many cells and columns. A short context is one item per head: its time
+// is that of a warp's instructions, one after the other, and more warps have fewer each.
+//
+// 16-bit K and V arrive by cp.async, two steps ahead up to 128 dims. If one of them is packed, both arrive in raw tiles, one step
+// ahead, and are unpacked in turn into one tile of 16-bit rows: more blocks then fit on a multiprocessor, which keeps as many
+// cells in flight. On sm_75 K and V of any type take turns in that tile, without raw tiles; other blocks hide the latency.
+// Every block computes k and v of the batch's new tokens that it needs; tile 0 also stores them in the cache.
+// Bytes: each K/V byte of a split once per tile; with several splits 16 (dim_v + 2) floats of scratch
+// per item (3% at dim 128), written and read.
 #include "kernels/cuda/attention/attention_load.h"
 #include "kernels/cuda/attention/attention_split.h"
 #include "kernels/cuda/linear/quantize_row.h"
@@ -34,7 +36,7 @@ struct DecodeShared {
     // Packed types: the raw tiles of K and of V follow this struct in shared memory.
 };
 
-// Of a block: with packed types registers for raw tiles' scales are needed, so that more warps would not run.
+// Of a block. The scales of packed types are spread over kAttentionThreads threads (attention_load.h).
 constexpr int decode_warps(bool packed) {
     return packed ? kAttentionWarps : 2 * kAttentionWarps;
 }
@@ -108,7 +110,7 @@ struct DecodeBody {
         const CachePages &pages = kKeys ? p.k_cache : p.v_cache;
         const int begin = step * kAttentionStep, end = smaller(state.cells.made, begin + kAttentionStep);
         const int first = state.cells.end > begin ? state.cells.end : begin;
-        // One token: its key and its value are computed at the same time, by warps with no query or few.
+        // One token: its key and its value are computed at the same time, by warps that have no queries if there are few.
         constexpr int kFirstWarp = kWarps - (kKeys ? 3 : 2);
         for (int cell = first + (warp_index() + kWarps - kFirstWarp) % kWarps; cell < end; cell += kWarps) {
             const int row = cell - begin;

@@ -162,8 +162,8 @@ DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
                 k + RowsLayout<kDim>::offset(first + (lane & 7) + (lane >> 4) * 8, 2 * c + (lane >> 3 & 1)));
 }
 
-// The same of 8 cells [first, first + 8) and 32 values [32 c, 32 c + 32), of rows of 8 `pieces` values: b[0] and b[1] hold
-// the first 16 values; beyond the row the last piece is repeated.
+// The same of 8 cells [first, first + 8) and 32 values [32 c, 32 c + 32), of rows of `pieces` times 8 values: b[0] and
+// b[1] hold the first 16 values; beyond the row its last 8 values are repeated.
 template <int kDim>
 DEVICE void load_k_of_8(const unsigned char *k, int first, int c, int pieces, uint32_t (&b)[4]) {
     const int lane = lane_index();

@@ -92,7 +92,7 @@ DEVICE ActivationPiece quantize_group(const float (&x)[8]) {
     auto &q = piece.q;
 #pragma unroll
     for (int i = 0; i < 8; ++i) q[i] = rint_rn(x[i] * inverse);
-    // (0 times infinity is NaN.)
+    // The product makes the scale of a group with an infinite value NaN.
     piece.scale = tiny ? 0.0f : fma_rn(maximum, 0.0f, maximum / kLargest);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -159,7 +159,7 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     constexpr bool kMinimumSums = !has_group_floats(F) && has_minimum(F);
     const SideRegisters<F> own = side;
     const BlockScales<F> scales(own);
-    // The group at which the next side planes are loaded. (Later, where that saves the register that is missing.)
+    // The group at which the next side planes are loaded. (Later in kernels that would spill a register.)
     constexpr int kSideGroup = !loads_sides_late(F) ? 0
                                : Lane::kBytes && F == (Lane::kStaged ? TileFormat::Q4_K : TileFormat::Q6_K)
                                    ? 6
@@ -273,13 +273,12 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
 constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
     switch (format) {
         case TileFormat::Q6_K:
+        case TileFormat::IQ4_XS:
             return groups <= 2 && !grouped;
         case TileFormat::Q8_0:
             return groups == 4 || (groups == 2 && !grouped);
         case TileFormat::Q4_K:
             return groups < 4 && !grouped;
-        case TileFormat::IQ4_XS:
-            return groups <= 2 && !grouped;
         case TileFormat::Q5_1:
         case TileFormat::Q4_1:
         case TileFormat::IQ2_XXS:

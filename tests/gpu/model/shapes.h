@@ -51,8 +51,8 @@ struct TokenWork {
 };
 
 TokenWork one_token(const Shape &shape, FileType type, Version version = Version::Now);
-// One token of each of 2 to 8 sequences: from 5 on norms have launches of their own, but for those of a mixture's sum. The experts of a mixture are
-// those that so many tokens choose on average, if they choose evenly.
+// One token of each of 2 to 8 sequences: from 5 on norms have launches of their own, but for those of a mixture's sum. The experts
+// of a mixture are those that so many tokens choose on average, if they choose evenly.
 TokenWork one_batch(const Shape &shape, FileType type, int tokens, Version version = Version::Now);
 
 // Bytes of all weights, the embedding included: whether a device can hold the model.
